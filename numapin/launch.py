@@ -17,7 +17,7 @@ from numapin.base.stderr import say
 from numapin.base.text import counted
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher import ranks as rank_processes
-from numapin.launcher.hosts import NotMet, hosts_of
+from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts
 from numapin.launcher.logs import Logs
 from numapin.launcher.ranks import START_HINT, Alarm, StartedRank, ended_on_error, guarded, notes_of
 from numapin.launcher.run_folder import run_directory
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numapin.launcher.failure import RanksFailed
-    from numapin.launcher.hosts import HostPlace, OneHost, SeveralHosts
+    from numapin.launcher.hosts import HostPlace, Hosts
     from numapin.launcher.logs import RankOutput
     from numapin.launcher.options import Job
     from numapin.launcher.survivors import LastLook
@@ -40,7 +40,7 @@ _LOOK_S: Final = 0.1
 
 
 class RoundFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
-    """A rank failed while these others were running; `seen` is the last look at the job."""
+    """A rank failed, maybe on another host, while these were running; `seen` is the last look at the job."""
 
     def __init__(self, others: frozenset[int], seen: LastLook) -> None:
         super().__init__(others)
@@ -78,7 +78,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 )
                 grace_s = job.shutdown_timeout_s
                 ended = ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.take_signal)
-                with closing(logs), guarded(run_dir), ended:
+                with closing(logs), guarded(run_dir), ended, hosts.telling():
                     for local_rank, own_files in enumerate(files):
                         alarm.ring()
                         variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
@@ -95,10 +95,12 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 continue
             except RoundFailed as failed:
                 failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
+                failure = hosts.settle(failure, alarm)
                 alarm.take_signal()  # takes a signal that came while the ranks ended
                 if alarm.stopped_by is not None:
                     # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
-                    is_same = failure.failure.first.signal_number == alarm.stopped_by
+                    own = failure.failure
+                    is_same = own.elsewhere is None and own.first.signal_number == alarm.stopped_by
                     raise Stopped(alarm.stopped_by, notes_of(failed)) from (None if is_same else failure)
                 for note in getattr(failed, "__notes__", ()):
                     say(note)
@@ -120,19 +122,29 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 raise
 
 
-def _watch(
-    ranks: Sequence[StartedRank], job: Job, hosts: OneHost | SeveralHosts, mailbox: Mailbox, alarm: Alarm
-) -> None:
+def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> Hosts:
+    """Return how the hosts of a job meet. Raises NotMet, UsageError, and StopSignal if a signal comes meanwhile."""
+    if job.is_fixed:
+        from numapin.launcher.fixed_hosts import FixedHosts  # a job on one host does not need it
+
+        return FixedHosts(job, num_ranks)
+    if not job.is_single_host:
+        return SeveralHosts(job, num_ranks, alarm)
+    uses_torch = bool(job.why_torch)
+    return OneHost(num_ranks, job.local_addr, job.master_port, run_id=job.run_id, uses_torch=uses_torch)
+
+
+def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbox, alarm: Alarm) -> None:
     """Wait until all ranks have ended well. Raises RoundFailed, _HostsWait and StopSignal."""
     mailbox.address({rank.local_rank: rank.process.pid for rank in ranks})
     asked_s = time.monotonic()
-    while running := [rank for rank in ranks if rank.status is None]:
+    while (running := [rank for rank in ranks if rank.status is None]) or hosts.must_wait():
         alarm.wait(_LOOK_S)
         alarm.ring()
         mailbox.deliver()
         for rank in running:
             rank.look()
-        if any(rank.status for rank in running):
+        if any(rank.status for rank in running) or hosts.has_failed_elsewhere():
             from numapin.launcher import survivors  # a job that succeeds does not need it
 
             others = [rank for rank in running if rank.is_running]
@@ -234,7 +246,7 @@ def _tell_outer_launcher(failure: RanksFailed) -> None:
     from numapin.base.strict_json import encode
 
     outer, first = os.environ.get("TORCHELASTIC_ERROR_FILE"), failure.failure.first
-    if not outer or not isinstance(first.error, dict):
+    if not outer or failure.failure.elsewhere or not isinstance(first.error, dict):
         return
     message = first.error.get("message")
     if isinstance(message, dict):

@@ -34,7 +34,7 @@ from numapin.rank import handover, hook_env
 from numapin.rank.inherited import forget_outer_rank, raise_open_files
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
-from numapin.tasks.identify import explain_repeated, repeated_task
+from numapin.tasks.hosts import IDENTITY, OwnHost, identity_of, settle
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ _OF_LAUNCHERS: Final = frozenset(
 )
 """Options that few scripts have, unlike --gpus, --verbose or --log-dir."""
 _SHOWN_CHARS: Final = 60  # of a variable's value in a message
-_DIRECT: Final = "launcher: direct, without torch: one host"
 OPTIONS = (
     *BINDING,
     click.Option(
@@ -153,15 +152,13 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
     """Read the machine, make the plan, and run the job to its end."""
     try:
         # What the command line and the environment say.
-        task = repeated_task(os.environ) if job.is_single_host else None
-        if task is not None and (options.strict or task.rank == 0):  # srun or mpirun started several launchers here
-            warn_or_refuse(*explain_repeated(task), strict=options.strict)
         forgotten, more_files = forget_outer_rank(os.environ), raise_open_files()
         _require_unbound_threads(strict=options.strict)
         _warn_of_options_after(job)
         watch = None
         if options.verify or options.verify_after is not None or options.report is not None:
-            name, reason = ("agent", job.why_torch) if job.why_torch else ("direct", "one host")
+            reason = job.why_torch or counted(job.min_max_nodes[1], "host")
+            name = "agent" if job.why_torch else "direct"
             watch = watching_of(options, {"name": name, "reason": reason})
 
         # The machine, then the plan, which is tried before any rank exists.
@@ -179,13 +176,17 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 say("this machine has one NUMA node: all memory is local, with or without binding")
         warn(plan.warnings)
         if options.dry_run or options.verbose:
-            say(f"launcher: with torch's store: {job.why_torch}" if job.why_torch else _DIRECT)
+            num_hosts = job.min_max_nodes[1]
+            direct = f"direct, without torch: {'one host' if num_hosts == 1 else f'{num_hosts} hosts'}"
+            say(f"launcher: with torch's store: {job.why_torch}" if job.why_torch else f"launcher: {direct}")
         if options.verbose:  # each decision that is not about a rank's CPUs and memory: those are in the plan
             why = "one per visible GPU" if any(rank.gpu for rank in plan.ranks) else "no GPU is visible"
             if job.nproc_per_node is not None:
                 why = f"--nproc-per-node {job.nproc_per_node}"
             say(f"{counted(len(plan.ranks), 'rank')} on this host: {why}")
             say(f"ranks meet {hosts.meeting_of(job)}")
+            if job.hosts_from:
+                say(f"found {job.hosts_from}")
             threads = os.environ.get("OMP_NUM_THREADS")
             share = "its share of the cores for each rank"
             say(f"OMP_NUM_THREADS: {share if threads is None else f'{threads} was set'}")
@@ -226,6 +227,7 @@ def _launch(
         os.sched_setaffinity(0, affinity)
     keep_script(job.command)
     os.environ.update(environment)
+    os.environ[IDENTITY] = identity_of(os.environ)  # for launchers in ranks
     mailbox.leave(job.signals)
     mailbox.wrapper = None if hook_env.is_python(job.command) else job.command[0]
     with ExitStack() as during:
@@ -259,11 +261,34 @@ def parse(
     own = {name: not option.is_flag for option in all_own for name in (*option.opts, *option.secondary_opts)}
     job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
     values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
+    job, remark = settle(job, os.environ, _own_host())
+    if remark:
+        say(remark)
     require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)
     problem = hosts.why_torch(job)
     if problem:
         require_torch(f"{prog} with torch's store ({problem})")
     return replace(job, why_torch=problem), values
+
+
+def _own_host() -> OwnHost:
+    """Return what finding the job's hosts needs of this one."""
+    import socket
+
+    def has_address(address: str) -> bool:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))  # the kernel refuses others
+            return True
+        return False
+
+    return OwnHost(
+        pid=os.getpid(),
+        name=os.uname().nodename,
+        full_name=socket.getfqdn,
+        has_address=has_address,
+        read=lambda path: Path(path).read_text(errors="replace"),
+    )
 
 
 def _require_unbound_threads(*, strict: bool) -> None:

@@ -305,6 +305,21 @@ class EndedRank:
         }
 
 
+class ElsewhereFirst(NamedTuple):
+    """The rank that failed first, on another host."""
+
+    host: str
+    number: int  # of the host
+    rank: int | None  # None: no rank failed there, but the launcher ended
+    reason: str  # its exception or its end, in one line
+
+    @property
+    def name(self) -> str:
+        """The rank and its host."""
+        rank = "" if self.rank is None else f"rank {self.rank} on "
+        return f"{rank}host {self.number} ({self.host})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailure:
     """The failure of a job, as this host saw it."""
@@ -314,6 +329,8 @@ class JobFailure:
     ranks: tuple[EndedRank, ...]  # of this host, in the order in which they failed; the others follow
     why_first: str = ""  # why the first is not the one whose failure has the earliest time
     is_only_host: bool = True
+    is_settled: bool = False  # all hosts agree on the first failure
+    elsewhere: ElsewhereFirst | None = None  # the first failure, if it was not on this host
     out_of_memory: str | None = None  # what the kernel's out-of-memory killer did
     out_of_memory_advice: str = ""
     shm_bytes: int | None = None  # the size of /dev/shm, and its used share when the failure was seen; None: unknown
@@ -321,29 +338,32 @@ class JobFailure:
 
     @property
     def first(self) -> EndedRank:
-        """The rank that failed first."""
+        """The rank that failed first on this host; if the failure was elsewhere, maybe one that was only ended."""
         return self.ranks[0]
 
     @property
     def where(self) -> str:
         """The words that say among which ranks the first was the first; "" if among all."""
-        return "" if self.is_only_host else " on this host"
+        return "" if self.is_only_host or self.is_settled else " on this host"
 
     @property
     def summary(self) -> str:
         """The first failure in one line."""
+        if self.elsewhere:
+            return f"{self.elsewhere.name} failed first: {self.elsewhere.reason}"
         reason = self.first.exception.partition("\n")[0][:_SUMMARY_CHARS] or self.first.end
         return f"rank {self.first.rank} failed first{self.where}: {reason}"
 
     def to_json(self) -> dict[str, object]:
         """Return the account as the report file has it."""
-        cause, advice = likely_cause(self)
+        cause, advice = ("", "") if self.elsewhere else likely_cause(self)
         return {
             "program": self.program,
             "host": self.host,
             "is_only_host": self.is_only_host,
             "time_s": self.first.failed_s,
             "first": self.first.rank,
+            "elsewhere": self.elsewhere._asdict() if self.elsewhere else None,
             "why_first": self.why_first or None,
             "cause": cause or None,
             "advice": advice or None,

@@ -1,7 +1,8 @@
-"""The meeting of a job's hosts before its ranks start; `hosts_of` decides its kind.
+"""The meeting of a job's hosts before its ranks start.
 
 - A job on one host has no rendezvous. The launcher serves the ranks' store on one address, by default the loopback.
-- Several hosts meet in torch's rendezvous. The state of its c10d store is a pickle, which anyone who reaches the port
+- Several hosts that know each other make a roll call: `fixed_hosts`.
+- Other hosts meet in torch's rendezvous. The state of its c10d store is a pickle, which anyone who reaches the port
   can replace. So it is signed with the rendezvous id, which never enters the store, and read only if it is valid.
 
 Of torch this uses the public interface of its rendezvous only. The keys that hosts exchange are those of torch's agent,
@@ -15,7 +16,7 @@ import os
 import threading
 import uuid
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -25,12 +26,14 @@ from numapin.launcher.ranks import StopSignal
 from numapin.launcher.store_server import LOOPBACK, STORE_HINT, listen, serving, torch_folder, why_not_served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import Self
 
     from torch.distributed import Store  # type: ignore[attr-defined] # torch marks no exports
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
+    from numapin.launcher.failure import RanksFailed
     from numapin.launcher.options import Job
     from numapin.launcher.ranks import Alarm
 
@@ -75,6 +78,7 @@ class HostPlace(NamedTuple):
     address: str
     port: int
     run_id: str  # as the ranks see it
+    is_served: bool = True  # a launcher serves the store; otherwise rank 0 does
 
     def shared_variables(
         self, environ: Mapping[str, str], *, role: str = "default", restarts: int = 0, max_restarts: int = 0
@@ -94,12 +98,14 @@ class HostPlace(NamedTuple):
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
             "TORCHELASTIC_RUN_ID": self.run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # a launcher serves it
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.is_served),
         }
 
 
 def why_torch(job: Job) -> str:
     """Return why the hosts of a job need torch to meet, or its ranks torch's own store; "" if they need neither."""
+    if job.is_fixed:
+        return ""
     if not job.is_single_host:
         return f"--nnodes {job.min_max_nodes[1]}"
     return why_not_served(torch_folder()) or ""
@@ -109,21 +115,57 @@ def meeting_of(job: Job) -> str:
     """Return in words how the hosts of a job meet."""
     if job.is_single_host:
         return "without a rendezvous, because the job has one host"
+    if job.is_fixed:
+        where = job.rdzv_endpoint or f"{job.master_addr} port {job.master_port or 'of torch, 29500'}"
+        return f"without a rendezvous: this is host {job.node_rank} of {job.nnodes[1]}, and host 0 is at {where}"
     return f"through the rendezvous of several hosts: {job.rdzv_backend} at {job.rdzv_endpoint}"
 
 
-def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> OneHost | SeveralHosts:
-    """Return how the hosts of a job meet. Raises NotMet, UsageError, and StopSignal if a signal comes meanwhile."""
-    if not job.is_single_host:
-        return SeveralHosts(job, num_ranks, alarm)
-    uses_torch = bool(job.why_torch)
-    return OneHost(num_ranks, job.local_addr, job.master_port, run_id=job.run_id, uses_torch=uses_torch)
+class Hosts:
+    """The hosts of a job, as one of them sees them. What is here suits a job on one host."""
+
+    stays_open = False  # whether the hosts that are left continue without this one
+
+    def __enter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Leave the job."""
+
+    def join(self, alarm: Alarm) -> HostPlace:
+        """Begin a round with the other hosts. Raises NotMet, and StopSignal if a signal comes meanwhile."""
+        raise NotImplementedError
+
+    def num_waiting(self) -> int:
+        """Return the number of hosts that wait for the next round."""
+        return 0
+
+    def has_failed_elsewhere(self) -> bool:
+        """Return whether the ranks of this host have to end because the job has failed on another one."""
+        return False
+
+    def must_wait(self) -> bool:
+        """Return whether to watch on for other hosts, although the ranks of this one have succeeded."""
+        return False
+
+    def telling(self) -> AbstractContextManager[None]:
+        """Return a block whose exceptions, which end the ranks of this host, other hosts know at once."""
+        return nullcontext()
+
+    def settle(self, failed: RanksFailed, _: Alarm) -> RanksFailed:
+        """Return the account of this host's ranks with what is known of other hosts."""
+        return failed
+
+    def leave_round(self) -> None:
+        """Let other hosts know that the ranks of this one are about to be restarted."""
+
+    def succeeded(self, alarm: Alarm) -> None:
+        """Wait for other hosts after the ranks of this one have succeeded."""
 
 
-class OneHost:
+class OneHost(Hosts):
     """A job on one host: each round has a new store, so that restarted ranks never read keys of earlier ones."""
-
-    stays_open = False
 
     def __init__(
         self,
@@ -140,10 +182,6 @@ class OneHost:
         self._num_ranks, self._open = num_ranks, ExitStack()
         self._uses_torch = uses_torch
         self._torchs_store: Any = None
-
-    def __enter__(self) -> Self:
-        """Return this."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close the store."""
@@ -166,18 +204,8 @@ class OneHost:
             self._open.enter_context(serving(listening, hint=self._store_hint))
         return HostPlace(0, 1, size, 0, size, 0, size, self._address, port, self.run_id)
 
-    def num_waiting(self) -> int:
-        """Return 0: no host can join."""
-        return 0
 
-    def leave_round(self) -> None:
-        """Do nothing: no other host has to know that ranks are about to be restarted."""
-
-    def succeeded(self, _: Alarm) -> None:
-        """Do nothing: there is no other host to wait for."""
-
-
-class SeveralHosts:
+class SeveralHosts(Hosts):
     """A job on several hosts, in torch's rendezvous, which is closed at the end, but not after a signal."""
 
     def __init__(self, job: Job, num_ranks: int, alarm: Alarm) -> None:
@@ -186,7 +214,6 @@ class SeveralHosts:
         from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
         self._job, self._num_ranks = job, num_ranks
-        self.stays_open = False  # whether the hosts that are left continue without this one
         self._store: Any = None
         self._ranks_store: Any = None
         self.place: HostPlace | None = None
@@ -224,16 +251,12 @@ class SeveralHosts:
             )
         parameters = RendezvousParameters(backend, endpoint, run_id, least, most, local_addr=job.local_addr, **settings)
         try:
-            self._handler: RendezvousHandler = _interruptible(lambda: get_rendezvous_handler(parameters), alarm)
+            self._handler: RendezvousHandler = interruptible(lambda: get_rendezvous_handler(parameters), alarm)
         except ValueError as error:
             hint = "several hosts meet with: --rdzv-backend c10d"
             raise UsageError(f"--rdzv-backend {backend}: {error}", hint) from None
         except Exception as error:  # noqa: BLE001 - the backend may raise anything
             raise _not_met(error) from None
-
-    def __enter__(self) -> Self:
-        """Return this."""
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the rendezvous; then count this host where hosts that succeeded wait for the others."""
@@ -253,7 +276,7 @@ class SeveralHosts:
         former = os.environ.get(name)
         os.environ[name] = "1"
         try:
-            self._store, self.place = _interruptible(self._meet, alarm)
+            self._store, self.place = interruptible(self._meet, alarm)
         except Exception as error:  # noqa: BLE001 - the backend may raise anything
             raise _not_met(error) from None
         finally:
@@ -272,15 +295,8 @@ class SeveralHosts:
         store.set(f"torchelastic/role_info/{number}", json.dumps(mine))
         if number == 0:
             hosts = [json.loads(store.get(f"torchelastic/role_info/{host}")) for host in range(num_hosts)]
-            of_role: Counter[str] = Counter()
-            for host in hosts:
-                of_role[host["role"]] += host["local_world_size"]
-            first, first_of_role = 0, Counter[str]()
-            for host_number, host in enumerate(hosts):
-                role, size = host["role"], host["local_world_size"]
-                told = [first, sum(of_role.values()), first_of_role[role], of_role[role]]
-                store.set(f"torchelastic/assigned_ranks/{host_number}", json.dumps(told))
-                first, first_of_role[role] = first + size, first_of_role[role] + size
+            for host, numbers in enumerate(numbered([(told["role"], told["local_world_size"]) for told in hosts])):
+                store.set(f"torchelastic/assigned_ranks/{host}", json.dumps(numbers))
         assigned: list[int] = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
         first_rank, world_size, first_role_rank, role_size = assigned
 
@@ -291,8 +307,8 @@ class SeveralHosts:
                 self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
                 store.set("numapin/ranks-store", str(self._ranks_store.port))
             port = int(store.get("numapin/ranks-store"))
-        numbers = (first_rank, world_size, first_role_rank, role_size)
-        return store, HostPlace(number, num_hosts, self._num_ranks, *numbers, address, port, self.run_id)
+        place = (first_rank, world_size, first_role_rank, role_size, address, port, self.run_id)
+        return store, HostPlace(number, num_hosts, self._num_ranks, *place)
 
     def num_waiting(self) -> int:
         """Return the number of hosts that wait for the next round. Raises NotMet if the rendezvous is gone."""
@@ -330,12 +346,27 @@ class SeveralHosts:
             self._arrive()
         # To ask again and again would end in an error with C++ frames once the host that serves the store has left.
         with suppress(RuntimeError):  # the store is gone, or the time is up
-            _interruptible(lambda: self._store.wait([f"{_BARRIER}/last_member"], timedelta(seconds=_BARRIER_S)), alarm)
+            interruptible(lambda: self._store.wait([f"{_BARRIER}/last_member"], timedelta(seconds=_BARRIER_S)), alarm)
 
     def _arrive(self) -> None:
         """Count this host in the exit barrier. torch counts only hosts that succeeded, so these wait in vain."""
         if self.place is not None and self._store.add(f"{_BARRIER}/num_members", 1) == self.place.num_hosts:
             self._store.set(f"{_BARRIER}/last_member", "<val_ignored>")
+
+
+def numbered(hosts: Sequence[tuple[str, int]]) -> list[tuple[int, int, int, int]]:
+    """Return for each host, given its role and its number of ranks, the numbers of its ranks.
+
+    They are its first rank, the number of all ranks, and both within its role.
+    """
+    of_role: Counter[str] = Counter()
+    for role, size in hosts:
+        of_role[role] += size
+    numbers, first, first_of_role = list[tuple[int, int, int, int]](), 0, Counter[str]()
+    for role, size in hosts:
+        numbers.append((first, sum(of_role.values()), first_of_role[role], of_role[role]))
+        first, first_of_role[role] = first + size, first_of_role[role] + size
+    return numbers
 
 
 def import_torch() -> None:
@@ -352,7 +383,7 @@ def import_torch() -> None:
         del os.environ[name]  # the ranks' logs stay
 
 
-def _interruptible(call: Callable[[], T], alarm: Alarm) -> T:
+def interruptible(call: Callable[[], T], alarm: Alarm) -> T:
     """Return what the call returns, or raise what it raises; raise StopSignal if a signal comes meanwhile.
 
     torch's C++ code lets no signal through while it waits, so a thread makes the call. A signal leaves it behind.

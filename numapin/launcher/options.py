@@ -211,6 +211,7 @@ class Job:
     is_id_typed: bool  # --rdzv-id is on the command line, where ps shows it
     shutdown_timeout_s: int
     why_torch: str = ""  # why torch serves the ranks' store; "": the launcher does
+    hosts_from: str = ""  # what a resource manager said about the hosts; "" if the user's options say all
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the table says what each value is
         """Return the value of an option of torchrun."""
@@ -231,6 +232,12 @@ class Job:
             return False
         is_static = self.rdzv_backend == "static"
         return self.standalone or self.rdzv_backend == "c10d" or (is_static and not self.rdzv_endpoint)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the job has several hosts, whose number and first address are known, and no restarts."""
+        least, most = self.min_max_nodes
+        return least == most > 1 and self.rdzv_backend == "static" and self.max_restarts == 0
 
     @property
     def run_id(self) -> str | None:

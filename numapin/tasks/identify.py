@@ -47,6 +47,7 @@ _COMMANDS: Final = {
     _SLURM: ("srun --ntasks-per-node=1", "srun"),
 }
 """By the variable of the local rank: the start of the command for one task per host, and of the one for all ranks."""
+_OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "NUMAPIN_BINDING")
 _GIVE_RANK: Final = "numapin exec --local-rank N --local-size N -- command"
 
 
@@ -95,7 +96,7 @@ def is_wrapper_of(environ: Mapping[str, str], task: Task) -> bool:
     A wrapper has a rank itself, if not always from the variable that counts below it. If that rank is the only one on
     this host and the task is not, the process is a launcher that another launcher started: srun -> torchrun.
     """
-    if not _in_step(environ) and environ.keys().isdisjoint(RANK_VARIABLES):
+    if not is_in_step(environ) and environ.keys().isdisjoint(RANK_VARIABLES):
         return False
     try:
         size = find_task(environ).size
@@ -107,10 +108,10 @@ def is_wrapper_of(environ: Mapping[str, str], task: Task) -> bool:
 def repeated_task(environ: Mapping[str, str]) -> Task | None:
     """Return which of several tasks on this host a launcher is; None if it is the only one or if that is unknown.
 
-    Under `srun -n 2 numapin run train.py`, each launcher starts a job of its own. A launcher inside a rank, e.g. for an
-    evaluation, is there on purpose.
+    Under `srun -n 2 numapin run train.py`, each launcher would start a job of its own. A launcher inside a rank, e.g.
+    for an evaluation, is there on purpose.
     """
-    if "LOCAL_RANK" in environ:
+    if is_inside_rank(environ):
         return None
     try:
         task = find_task(environ)
@@ -119,13 +120,19 @@ def repeated_task(environ: Mapping[str, str]) -> Task | None:
     return task if task.size is not None and task.size > 1 else None
 
 
+def is_inside_rank(environ: Mapping[str, str]) -> bool:
+    """Return whether this process is in a rank that numapin, torchrun or another launcher of ranks has started."""
+    return not environ.keys().isdisjoint(_OF_RANKS)
+
+
 def explain_repeated(task: Task) -> tuple[str, str]:
     """Return what is wrong with a launcher that is one of several tasks, and the commands that start one job here."""
     once, all_ranks = _COMMANDS[task.variable or ""]
     return (
-        f"{task.size} launchers are started on this host ({', '.join(task.settings)}), and each starts a job of its "
-        "own, on the same GPUs unless they are hidden",
-        f"for one job: {once} numapin run …; or bind the tasks: {all_ranks} … numapin exec -- python train.py",
+        f"{task.size} launchers are started on this host ({', '.join(task.settings)}), and each would start a job of "
+        "its own",
+        f"for one job: {once} numapin run …; to bind these tasks: {all_ranks} … numapin exec -- python train.py; for a "
+        "job in each task: numapin run --standalone …",
     )
 
 
@@ -163,7 +170,7 @@ def _from_environment(environ: Mapping[str, str]) -> Task:
     slurm_rank = environ.get(_SLURM, str(first.rank))
     if slurm_rank != str(first.rank):
         notes.append(f"{_SLURM}={slurm_rank} is ignored because {first.variable} is set")
-    elif _in_step(environ):
+    elif is_in_step(environ):
         others.append(_slurm_task(environ))
 
     # If a wrapper has set the rank alone, the size is another launcher's. A size of 1 is not taken: one task here may
@@ -176,14 +183,14 @@ def _from_environment(environ: Mapping[str, str]) -> Task:
 
 def _task(environ: Mapping[str, str], variable: str, sizes: tuple[str, ...]) -> Task:
     """Return the task of one launcher, by its variable for the rank and the first of `sizes` that is set."""
-    rank = _required_count(environ, variable)
+    rank = required_count(environ, variable)
     size: int | None = None
     used = tuple(name for name in sizes if name in environ)[:1]
     if used:
-        size = _required_count(environ, used[0])
+        size = required_count(environ, used[0])
     elif variable == _FLUX and environ.keys() >= {*_FLUX_TOTALS}:
         # Flux reports only the job's totals; they give the size if all hosts have the same number of tasks
-        tasks, hosts = (_required_count(environ, name) for name in _FLUX_TOTALS)
+        tasks, hosts = (required_count(environ, name) for name in _FLUX_TOTALS)
         if hosts and tasks % hosts == 0:
             size, used = tasks // hosts, _FLUX_TOTALS
     settings = tuple(f"{name}={environ[name]}" for name in (variable, *used))
@@ -193,7 +200,7 @@ def _task(environ: Mapping[str, str], variable: str, sizes: tuple[str, ...]) -> 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
 
 
-def _in_step(environ: Mapping[str, str]) -> bool:
+def is_in_step(environ: Mapping[str, str]) -> bool:
     """Return whether srun started this process as a task, or an ancestor of it.
 
     The batch script does not have a step's variables. The shell that salloc starts has step number 4294967290; a job
@@ -204,7 +211,7 @@ def _in_step(environ: Mapping[str, str]) -> bool:
 
 def _slurm_task(environ: Mapping[str, str]) -> Task:
     """Return the task of a Slurm step. Raises UsageError outside a step."""
-    if not _in_step(environ):
+    if not is_in_step(environ):
         missing, outside = (*RANK_VARIABLES, _SLURM), ""
         if _SLURM in environ:
             missing = RANK_VARIABLES
@@ -215,7 +222,7 @@ def _slurm_task(environ: Mapping[str, str]) -> Task:
         )
     names = [name for name in (_SLURM, _SLURM_SIZE, _SLURM_HOST) if name in environ]
     return Task(
-        rank=_required_count(environ, _SLURM),
+        rank=required_count(environ, _SLURM),
         size=_slurm_size(environ),
         settings=tuple(f"{name}={environ[name]}" for name in names),
         variable=_SLURM,
@@ -236,14 +243,14 @@ def _slurm_size(environ: Mapping[str, str]) -> int | None:
         return sizes[0]
     if _SLURM_HOST not in environ:
         return None
-    host = _required_count(environ, _SLURM_HOST)
+    host = required_count(environ, _SLURM_HOST)
     for size, end in zip(sizes, ends[1:], strict=True):
         if host < end:
             return size
     raise _malformed(environ, _SLURM_SIZE, f"has no host {host}, which is {_SLURM_HOST}")
 
 
-def _required_count(environ: Mapping[str, str], variable: str) -> int:
+def required_count(environ: Mapping[str, str], variable: str) -> int:
     """Return the number that a variable has. Raises UsageError."""
     value = parse_count(environ[variable])
     if value is None:

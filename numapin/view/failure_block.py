@@ -41,6 +41,18 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
         file: The file that has all frames, "" if there is none.
     """
     rank = failure.first
+    if failure.elsewhere is not None:
+        first = failure.elsewhere
+        who = f"{first.rank}, the first to fail" if first.rank is not None else "no rank is known to have failed"
+        return [
+            _cut(f"{printable(failure.program)} failed", _TITLE_COLUMNS),
+            *_row("rank", _wrapped(f"{who}: host {first.number}, {first.host}", 2)),
+            *_row("failed", _wrapped(first.reason, _LINES["failed"])),
+            *_row("next", _wrapped(f"see what numapin printed on {first.host}", _LINES["next"])),
+            *_row("here", _wrapped(_others(failure.ranks), 2)),
+            *_row("were in", _wrapped(_places(failure.ranks), 2)),
+            *_row("more", [*(_broken(file) if file else [])]),
+        ]
     cause, advice = likely_cause(failure)
     most = _LINES_WITH_EXCEPTION if rank.exception and cause else _LINES
     why = _wrapped(failure.why_first, 2)
@@ -52,14 +64,14 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
     below = [
         *_row("likely", _wrapped(cause, most["likely"] - len(why))),
         *_row("next", _wrapped(advice, most["next"])),
-        *_row("others", _wrapped(_others(failure), 2)),
+        *_row("others", _wrapped(_others(failure.ranks[1:]), 2)),
     ]
     end = [
         *_row("log", [line for log in rank.logs[-1:] for line in _broken(log)]),
         *_row("more", [*(_broken(file) if file else []), "all frames on the terminal: numapin run --traceback …"]),
     ]
     room = NUM_LINES - 1 - len(above) - len(below) - len(end)
-    places = _row("were in", _wrapped(_places(failure), 2))[:room]
+    places = _row("were in", _wrapped(_places(failure.ranks[1:]), 2))[:room]
     frames = _row("at", _last_frames(rank, room - len(places)))
     return [_cut(f"{printable(failure.program)} failed", _TITLE_COLUMNS), *above, *frames, *below, *places, *end]
 
@@ -143,10 +155,10 @@ def _frame(line: str) -> str:
     return _cut(text, _TEXT_COLUMNS)
 
 
-def _others(failure: JobFailure) -> str:
-    """Return what the other ranks did: how many had finished, failed too, or were running and were ended."""
+def _others(others: Sequence[EndedRank]) -> str:
+    """Return what these ranks did: how many had finished, failed too, or were running and were ended."""
     groups: defaultdict[str, list[EndedRank]] = defaultdict(list)
-    for rank in failure.ranks[1:]:
+    for rank in others:
         has_crashed = rank.state == "failed" and not rank.failed_by_itself
         groups["crashed" if has_crashed else rank.state].append(rank)
     parts = []
@@ -169,10 +181,10 @@ def _others(failure: JobFailure) -> str:
     return "; ".join(parts) or "no other rank ran on this host"
 
 
-def _places(failure: JobFailure) -> str:
+def _places(others: Sequence[EndedRank]) -> str:
     """Return where the ranks were that numapin ended: "ranks 0-1: barrier, train.py:8"; the commonest place first."""
     ranks = defaultdict(list)
-    for rank in failure.ranks[1:]:
+    for rank in others:
         if rank.was_in and not rank.failed_by_itself:
             ranks[rank.was_in].append(rank.rank)
     places = sorted(ranks, key=lambda place: -len(ranks[place]))

@@ -40,19 +40,18 @@ os.write(1, (json.dumps(dict(os.environ) | {"cpus": cpus}) + "\\n").encode())  #
 
 
 def test_several_launchers_on_one_host(tmp_path: Path) -> None:
-    """`mpirun -np 2 numapin run` on one host is two jobs: one of them warns; with --strict none runs."""
+    """`mpirun -np 2 numapin run` on one host is a mistake, unless each is to run a job of its own."""
 
     def dry_run(*options: str, rank: str) -> Done:
         task = {"OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
         return numapin("run", "--dry-run", *options, script(tmp_path, ""), cwd=None, **task)
 
-    for rank, warns in (("0", True), ("1", False)):
-        done = dry_run(rank=rank)
-        assert done.status == 0
-        assert ("warning: 2 launchers are started on this host" in done.err) == warns
-    done = dry_run("--strict", rank="1")
-    assert done.status == 5
-    assert "mpirun --map-by ppr:1:node numapin run" in done.err
+    for options in ((), ("--nnodes=1",)):
+        done = dry_run(*options, rank="1")
+        assert done.status == 2
+        assert "2 launchers are started on this host" in done.err
+        assert "mpirun --map-by ppr:1:node numapin run" in done.err
+    assert dry_run("--standalone", rank="1").status == 0
     two_hosts = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:29511")
     assert "launchers" not in dry_run(*two_hosts, rank="0").err
 

@@ -89,7 +89,7 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "run --nnodes 2 script.py",
+        "run --nnodes 1:2 script.py",
         "run --rdzv-backend static --rdzv-endpoint localhost:29500 script.py",
         "run --nproc-per-node xpu script.py",
         "bench transfer --quick",

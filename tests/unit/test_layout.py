@@ -34,7 +34,7 @@ PURE = (
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
-    *("plan", "tasks.identify", "tasks.slice", "data.forks", "data.usage"),
+    *("plan", "tasks.identify", "tasks.hosts", "tasks.hostlist", "tasks.slice", "data.forks", "data.usage"),
     "children.table",
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     *(

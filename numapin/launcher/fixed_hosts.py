@@ -1,0 +1,448 @@
+"""Several hosts, each of which knows its number and the address of host 0: no rendezvous, and no torch.
+
+Before ranks start, the launchers make a roll call: host 0 listens on MASTER_PORT, the others connect and say who they
+are, and each gets the number of its first rank. Then host 0 leaves the port to rank 0, which serves torch's store.
+
+The connections stay until the end. A launcher that fails, is stopped or ends without a word ends the others, too, and
+all of them learn which rank of which host failed first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from numapin.base.bounds import MAX_RANKS
+from numapin.base.stderr import say
+from numapin.base.text import listed
+from numapin.errors import NumapinError
+from numapin.launcher.guardian import DEATH_S
+from numapin.launcher.hosts import HostPlace, Hosts, NotMet, interruptible, numbered, public_id
+from numapin.launcher.line import Line, LineEnded, LineRefused
+from numapin.launcher.ranks import StopSignal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numapin.launcher.failure import RanksFailed
+    from numapin.launcher.line import Message
+    from numapin.launcher.options import Job
+    from numapin.launcher.ranks import Alarm
+
+DEFAULT_PORT: Final = 29500  # torch's
+_JOIN_S: Final = 300.0
+_LOOK_S: Final = 0.05  # between two looks for a signal
+_RETRY_S: Final = (0.05, 1.0)  # before host 0 is tried again: at first, and at most
+_GREETING_S: Final = 10.0  # for a new connection to say who it is
+_SAY_AFTER_S, _SAY_EVERY_S = 10.0, 60.0
+_SLACK_S: Final = 5.0  # host 0 says first who is missing
+_MAX_STRANGERS: Final = 128  # connections that have not said yet which host they are
+_MAX_TEXT: Final = 400  # characters of a text in a message
+_NUMBERS: Final = ("first_rank", "world_size", "first_role_rank", "role_size")
+_HINT: Final = "see what numapin printed on the other hosts"
+_MISSING_HINT: Final = (
+    "start numapin run on all hosts, or wait for longer with: --rdzv-conf join_timeout=SECONDS; for this host only: "
+    "numapin run --standalone …"
+)
+
+
+class _Caller(NamedTuple):
+    """What a launcher says of its host."""
+
+    number: int
+    num_hosts: int  # of the job, as it believes
+    num_ranks: int
+    name: str
+    role: str
+
+
+class _HostFailure(NamedTuple):
+    """What ended the job on a host; without a rank and a text, only that something did."""
+
+    number: int
+    name: str
+    rank: int | None = None
+    text: str = ""
+    is_consequence: bool = True  # of what happened on another host, or maybe so
+
+
+class FixedHosts(Hosts):
+    """A job on several hosts whose number is fixed. There is one round."""
+
+    def __init__(self, job: Job, num_ranks: int) -> None:
+        self._job = job
+        self._own = _Caller(job.node_rank, job.min_max_nodes[1], num_ranks, os.uname().nodename, job.role)
+        self._is_first = job.node_rank == 0
+        host, _, port = job.rdzv_endpoint.rpartition(":")
+        addresses = host or job.rdzv_endpoint or job.master_addr
+        self._addresses = addresses.replace("[", "").replace("]", "").split(",")
+        self._port = int(port) if host else job.master_port or DEFAULT_PORT
+        self._where = f"{','.join(self._addresses)} port {self._port}"
+        self._secret = job.run_id.encode() if job.run_id else None
+        self.run_id = public_id(job.run_id) if job.run_id else str(uuid.uuid4())
+        self._limit_s = float(job.rdzv_conf.get("join_timeout", job.rdzv_conf.get("timeout", _JOIN_S)))
+        # By the number of the host: on host 0, the connections to all others that have not said bye, else to host 0.
+        self._lines: dict[int, Line] = {}
+        self._names = {job.node_rank: self._own.name}
+        self._is_over = False  # another host has failed or was stopped, or this one has told them that it did
+        self._failures: dict[int, _HostFailure] = {}  # by the number of the host, in the order of the news
+        self._has_reported = set[int]()  # the hosts whose ranks have ended after a failure
+        self._first: _HostFailure | None = None  # what ended the job, as all hosts say
+        if not {"rdzv_endpoint", "master_addr"} & job.typed:
+            say(
+                f"--nnodes {self._own.num_hosts}: waiting for the other hosts at {self._where}, on this host; name "
+                "another with --master-addr HOST"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connections."""
+        for line in self._lines.values():
+            line.close()
+
+    # --- the roll call -----------------------------------------------------------------------------------------------
+
+    def join(self, alarm: Alarm) -> HostPlace:
+        """Wait for all hosts. Raises NotMet, and StopSignal if a signal comes meanwhile, here or there."""
+        self._deadline_s = time.monotonic() + self._limit_s
+        self._said_s = time.monotonic() + _SAY_AFTER_S - _SAY_EVERY_S
+        try:
+            return self._call_roll(alarm) if self._is_first else self._answer(alarm)
+        except StopSignal as error:
+            self._tell_stop(error)
+            raise
+
+    def _call_roll(self, alarm: Alarm) -> HostPlace:
+        """Wait on host 0 for all others, and give them their numbers."""
+        callers = {0: self._own}
+        problem = ""
+        with self._listening() as listening:
+            strangers: dict[Line, float] = {}  # connections that have not said who they are, and until when they may
+            lines: dict[int, Line] = {}  # all connections, by their descriptors
+            poll = select.poll()
+            poll.register(listening, select.POLLIN)
+            while len(callers) < self._own.num_hosts:
+                alarm.ring()
+                missing = {*range(self._own.num_hosts)} - callers.keys()
+                who = f"{listed('host', missing)} of {self._own.num_hosts}"
+                self._say_waiting(f"{who} at {self._where}", problem)
+                if time.monotonic() > self._deadline_s:
+                    text = f"{who} did not come to {self._where} in {self._limit_s:g} s"
+                    raise self._refuse_all(f"{text}; {problem}" if problem else text, _MISSING_HINT)
+                ready = [lines.get(descriptor) for descriptor, _ in poll.poll(_LOOK_S * 1000)]
+                if None in ready:
+                    with suppress(OSError):  # it is gone again
+                        line = Line(listening.accept()[0], secret=self._secret, is_server=True)
+                        lines[line.fileno()], strangers[line] = line, time.monotonic() + _GREETING_S
+                        poll.register(line, select.POLLIN)
+                late = [line for line, until_s in strangers.items() if until_s < time.monotonic()]
+                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS)]
+                for line in {*filter(None, ready), *late}:
+                    refusal: Exception | None = None
+                    try:
+                        self._hear(line, callers, is_stranger=line in strangers)
+                    except (LineEnded, LineRefused) as error:
+                        refusal = error
+                    if line in self._lines.values():
+                        strangers.pop(line, None)
+                    elif line in late:
+                        refusal = LineRefused("it did not say who it is")
+                    if refusal is not None:
+                        if isinstance(refusal, LineRefused):
+                            problem = f"a connection was refused, because {refusal}"
+                            line.send("refused", text=str(refusal))
+                        poll.unregister(line)
+                        del lines[line.fileno()]
+                        strangers.pop(line, None)
+                        for number in [number for number, known in self._lines.items() if known is line]:
+                            del self._lines[number], callers[number]  # it may come again
+                        line.close()
+            for line in strangers:
+                line.close()
+        # The port is free now, so no rank of another host takes this launcher for the store.
+        places = numbered([(callers[number].role, callers[number].num_ranks) for number in sorted(callers)])
+        for number, line in self._lines.items():
+            fields = dict(zip(_NUMBERS, places[number], strict=True))
+            line.send("place", **fields, run_id=self.run_id, name=self._own.name)
+        return self._place(places[0], self._addresses[0])
+
+    def _listening(self) -> socket.socket:
+        """Return a socket that listens on all addresses, as torch's store will. Raises NotMet."""
+        is_dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
+        backlog = max(_MAX_STRANGERS, self._own.num_hosts)
+        try:
+            listening = socket.create_server(("", self._port), family=family, backlog=backlog, dualstack_ipv6=is_dual)
+        except OSError as error:
+            is_used = error.errno == errno.EADDRINUSE
+            hint = (
+                "choose another one on all hosts: --master-port PORT" if is_used else "see the limits with: ulimit -a"
+            )
+            reason = os.strerror(error.errno or 0)
+            raise NotMet(f"host 0 cannot listen on port {self._port}: {reason}", hint) from None
+        listening.setblocking(False)
+        return listening
+
+    def _hear(self, line: Line, callers: dict[int, _Caller], *, is_stranger: bool) -> None:
+        """Take what a host says in the roll call: who it is, or that it was stopped.
+
+        Raises LineEnded, LineRefused, StopSignal, and NotMet, which all hosts get, for a contradiction.
+        """
+        for message in line.receive():
+            if message.kind == "stopped" and not is_stranger:
+                self._take_stop(message)
+            if message.kind != "hello" or not is_stranger:
+                raise LineRefused("it said something unexpected")
+            caller = _Caller(
+                number=message.number("host"),
+                num_hosts=message.number("hosts"),
+                num_ranks=message.number("ranks"),
+                name=message.text("name"),
+                role=message.text("role"),
+            )
+            number, name = caller.number, caller.name[:_MAX_TEXT]
+            contradiction = ""
+            if caller.num_hosts != self._own.num_hosts:
+                counts = f"{name} is one of {caller.num_hosts}, {self._own.name} one of {self._own.num_hosts}"
+                contradiction = f"the hosts disagree on their number: {counts}"
+            elif number in callers:
+                contradiction = f"two hosts have the number {number}: {callers[number].name} and {name}"
+            elif number >= caller.num_hosts or caller.num_ranks > MAX_RANKS:
+                contradiction = f"{name} has the number {number} of {caller.num_hosts}, and {caller.num_ranks} ranks"
+            if contradiction:
+                line.send("refused", text=contradiction[:_MAX_TEXT])
+                raise self._refuse_all(contradiction, "give all hosts the same --nnodes, and each its own --node-rank")
+            self._lines[number], callers[number] = line, caller
+            self._names[number] = name
+            is_stranger = False
+
+    def _refuse_all(self, problem: str, hint: str) -> NotMet:
+        """Return the error, and let the hosts that have come have the same one."""
+        self._send_all("refused", text=problem[:_MAX_TEXT])
+        return NotMet(problem, hint)
+
+    def _answer(self, alarm: Alarm) -> HostPlace:
+        """Say on another host who it is, and return what host 0 answers."""
+        pause_s, problem = _RETRY_S[0], ""
+        while True:
+            for address in self._addresses:
+                try:
+                    place = self._ask(address, alarm)
+                except (OSError, UnicodeError) as error:
+                    problem = getattr(error, "strerror", None) or str(error)
+                except (LineEnded, LineRefused) as error:
+                    problem = str(error)
+                else:
+                    return place
+            if time.monotonic() > self._deadline_s:
+                text = f"host 0 did not answer at {self._where} in {self._limit_s:g} s"
+                raise NotMet(f"{text}: {problem}", _MISSING_HINT)
+            self._say_waiting(f"host 0 at {self._where}", problem)
+            until_s = time.monotonic() + pause_s
+            while time.monotonic() < until_s:
+                alarm.ring()
+                time.sleep(_LOOK_S)
+            pause_s = min(2 * pause_s, _RETRY_S[1])
+
+    def _ask(self, address: str, alarm: Alarm) -> HostPlace:
+        """Return the place that host 0 gives to this host. Raises OSError, LineEnded, LineRefused, NotMet."""
+        connection = interruptible(lambda: socket.create_connection((address, self._port), timeout=_GREETING_S), alarm)
+        line = self._lines[0] = Line(connection, secret=self._secret, is_server=False)
+        try:
+            until_s, is_asked = time.monotonic() + _GREETING_S, False
+            poll = select.poll()
+            poll.register(line, select.POLLIN)
+            while time.monotonic() < until_s:
+                alarm.ring()
+                poll.poll(_LOOK_S * 1000)
+                for message in line.receive():
+                    if message.kind == "refused":
+                        raise NotMet(f"host 0 reports: {message.text('text')}", _HINT)
+                    if message.kind == "stopped":
+                        self._take_stop(message)
+                    self.run_id, self._names[0] = message.text("run_id"), message.text("name")[:_MAX_TEXT]
+                    return self._place([message.number(name) for name in _NUMBERS], address)
+                if line.is_greeted and not is_asked:
+                    own, is_asked = self._own, True
+                    fields = {"host": own.number, "hosts": own.num_hosts, "ranks": own.num_ranks}
+                    line.send("hello", **fields, name=own.name[:_MAX_TEXT], role=own.role)
+                    until_s = self._deadline_s + _SLACK_S
+                self._say_waiting(f"the other hosts, of which host 0 at {self._where} has all news", "")
+        except (LineEnded, LineRefused):
+            self._lines.pop(0).close()
+            raise
+        self._lines.pop(0).close()
+        raise LineRefused("other hosts are missing" if is_asked else "it is not a launcher of numapin")
+
+    def _place(self, numbers: Sequence[int], address: str) -> HostPlace:
+        first_rank, world_size, first_role_rank, role_size = numbers
+        return HostPlace(
+            group_rank=self._own.number,
+            num_hosts=self._own.num_hosts,
+            num_ranks=self._own.num_ranks,
+            first_rank=first_rank,
+            world_size=world_size,
+            first_role_rank=first_role_rank,
+            role_size=role_size,
+            address=address,
+            port=self._port,
+            run_id=self.run_id,
+            is_served=False,
+        )
+
+    def _say_waiting(self, whom: str, problem: str) -> None:
+        """Say from time to time for whom this launcher waits."""
+        now_s = time.monotonic()
+        if now_s >= self._said_s + _SAY_EVERY_S:
+            self._said_s = now_s
+            waited_s = self._limit_s - (self._deadline_s - now_s)
+            reason = f": {problem}" if problem else ""
+            text = f"waiting for {whom} ({waited_s:.0f} of {self._limit_s:g} s){reason}"
+            say(f"{text}; for a job on this host only: numapin run --standalone …")
+
+    # --- the life line -----------------------------------------------------------------------------------------------
+
+    def has_failed_elsewhere(self) -> bool:
+        """Return whether the job has failed on another host. Raises StopSignal if it was stopped there."""
+        self._listen(is_running=True)
+        return self._is_over
+
+    def must_wait(self) -> bool:
+        """Return whether this host, whose ranks have succeeded, stays until the others have: host 0 passes on news."""
+        if not self._is_first:
+            self._send_all("bye")
+        return self._is_first and bool(self._lines)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let the other hosts know at once if an exception is about to end the ranks of this one."""
+        try:
+            yield
+        except StopSignal as error:
+            self._tell_stop(error)
+            raise
+        except BaseException as error:
+            if not self._is_over:
+                self._is_over = True
+                text = error.message[:_MAX_TEXT] if isinstance(error, NumapinError) else ""
+                self._failures[self._own.number] = _HostFailure(self._own.number, self._own.name, text=text)
+                self._send_all("failing", host=self._own.number, name=self._own.name[:_MAX_TEXT], text=text)
+            raise
+
+    def settle(self, failed: RanksFailed, alarm: Alarm) -> RanksFailed:
+        """Return the account with the rank that failed first on any host, if the others report in time.
+
+        All hosts give their ranks the same time to end, and report then; host 0 decides.
+        """
+        from numapin.launcher.failure import ElsewhereFirst
+
+        first, own = failed.failure.first, _HostFailure(self._own.number, self._own.name)
+        if first.failed_by_itself:
+            is_abort = first.signal_number == signal.SIGABRT and not first.exception  # as NCCL does, if others are lost
+            reason = (first.exception.partition("\n")[0] or first.end)[:_MAX_TEXT]
+            own = own._replace(rank=first.rank, text=reason, is_consequence=bool(first.blames_peer) or is_abort)
+        self._take_report(own)
+        if not self._is_first:
+            self._send_all("report", rank=own.rank, text=own.text, is_consequence=int(own.is_consequence))
+        deadline_s = time.monotonic() + self._job.shutdown_timeout_s + DEATH_S
+        while self._first is None and time.monotonic() < deadline_s and not alarm.is_urgent():
+            self._listen(is_running=False)
+            if self._is_first and self._has_reported >= self._lines.keys():
+                known = [failure for failure in self._failures.values() if failure.rank is not None or failure.text]
+                self._first = min(known, key=lambda failure: failure.is_consequence, default=None) or own
+                name, rank, text = self._first.name[:_MAX_TEXT], self._first.rank, self._first.text
+                self._send_all("first", host=self._first.number, name=name, rank=rank, text=text)
+            elif not self._lines:
+                break
+            else:
+                alarm.wait(_LOOK_S)
+        decided = self._first
+        if decided is None and own.rank is None:  # this host has no failure to name
+            decided = next((failure for failure in self._failures.values() if failure.number != own.number), None)
+        if decided is None:
+            return failed
+        elsewhere = None
+        if decided.number != own.number:
+            elsewhere = ElsewhereFirst(decided.name, decided.number, decided.rank, decided.text or "a rank failed")
+        return type(failed)(replace(failed.failure, elsewhere=elsewhere, is_settled=True))
+
+    def _listen(self, *, is_running: bool) -> None:
+        """Take the news of the other hosts. Raises StopSignal while this host's ranks are running."""
+        for number, line in [*self._lines.items()]:
+            try:
+                for message in line.receive():
+                    self._take_news(message, number, is_running=is_running)
+            except (LineEnded, LineRefused) as error:
+                line.close()
+                if self._lines.pop(number, None) is None:  # it has said bye
+                    continue
+                name = self._names.get(number, "")
+                text = f"its launcher is gone: {error}"
+                lost = _HostFailure(number, name, text=text, is_consequence=False)
+                self._take_failure(self._failures.get(number, lost))
+                self._has_reported.add(number)
+
+    def _take_news(self, message: Message, number: int, *, is_running: bool) -> None:
+        """Take one message of a host. Raises LineRefused, and StopSignal while this host's ranks are running."""
+        name = self._names.get(number, "")
+        match message.kind:
+            case "bye":
+                self._lines.pop(number).close()
+            case "failing":
+                origin, name = (number, name) if self._is_first else (message.number("host"), message.text("name"))
+                self._take_failure(_HostFailure(origin, name, text=message.text("text")))
+            case "stopped":
+                if is_running:
+                    self._take_stop(message)
+            case "report" if self._is_first:
+                rank, text = message.optional_number("rank"), message.text("text")
+                self._take_report(_HostFailure(number, name, rank, text, bool(message.number("is_consequence"))))
+            case "first" if not self._is_first:
+                rank, text = message.optional_number("rank"), message.text("text")
+                self._first = _HostFailure(message.number("host"), message.text("name"), rank, text)
+            case kind:
+                raise LineRefused(f"it said {kind}")
+
+    def _take_failure(self, failure: _HostFailure) -> None:
+        """Note that a host has failed; the first time, host 0 passes it on."""
+        self._failures.setdefault(failure.number, failure)
+        if not self._is_over:
+            self._is_over = True
+            if self._is_first:
+                self._send_all("failing", host=failure.number, name=failure.name[:_MAX_TEXT], text=failure.text)
+
+    def _take_report(self, failure: _HostFailure) -> None:
+        """Note how the ranks of a host have ended."""
+        self._has_reported.add(failure.number)
+        if failure.rank is not None:
+            self._failures[failure.number] = failure
+
+    def _take_stop(self, message: Message) -> None:
+        """Raise StopSignal, because a signal has stopped another host, and pass that on."""
+        number = message.number("signal")
+        if number not in set(self._job.signals):
+            raise LineRefused(f"it was stopped by signal {number}")
+        stop, host, name = signal.Signals(number), message.number("host"), message.text("name")[:_MAX_TEXT]
+        say(f"host {host} ({name}) was stopped by {stop.name}, and so is this one")
+        if self._is_first:
+            self._send_all("stopped", host=host, name=name, signal=number)
+        self._is_over = True
+        raise StopSignal(stop)
+
+    def _tell_stop(self, error: StopSignal) -> None:
+        """Let the other hosts know that a signal has stopped this one."""
+        if not self._is_over:
+            self._is_over = True
+            name = self._own.name[:_MAX_TEXT]
+            self._send_all("stopped", host=self._own.number, name=name, signal=int(error.number))
+
+    def _send_all(self, kind: str, **fields: int | str | None) -> None:
+        for line in self._lines.values():
+            line.send(kind, **fields)

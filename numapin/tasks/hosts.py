@@ -1,0 +1,320 @@
+"""Identify which host of a job this is, where a resource manager started one launcher on each host.
+
+Options and PET_* variables come first; `settle` adds what they leave open.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+from zlib import crc32
+
+from numapin.errors import UsageError
+from numapin.tasks.hostlist import expand
+from numapin.tasks.identify import explain_repeated, is_in_step, is_inside_rank, repeated_task, required_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from numapin.launcher.options import Job
+
+IDENTITY: Final = "NUMAPIN_HOSTS"
+"""The variable by which ranks, and launchers in them, know from where their own launcher knew its hosts."""
+_OF_JOBS: Final = (
+    *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_JOBID"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "LSB_JOBID", "PBS_JOBID"),
+)
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's range of ephemeral ports
+_PRIME: Final = 101  # two jobs, or steps of a job, have the same port only if their numbers are far apart
+_GIVE_ADDRESS: Final = "give an address of host 0 to all of them: --master-addr HOST"
+_GIVE_ALL: Final = "give all hosts the same: --nnodes N --master-addr HOST"
+_ALONE: Final = "for this host only: numapin run --standalone …"
+_MAX_SHOWN: Final = 60  # characters of a variable's value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHost:
+    """What the search needs of this host, besides the environment."""
+
+    pid: int
+    name: str
+    full_name: Callable[[], str]  # may ask a name server
+    has_address: Callable[[str], bool]
+    read: Callable[[str], str]  # of a small file; raises OSError
+
+
+class HostsFound(NamedTuple):
+    """Where this host is in its job; None is unknown."""
+
+    manager: str
+    number: int
+    num_hosts: int | None
+    first: str | None  # an address of host 0; several are separated by commas
+    port: int | None  # None: the usual one
+    settings: tuple[str, ...]  # the variables and files that gave the above
+    name: str | None = None  # this host's name, by which the others reach it
+    missing: str = ""  # why `first` is unknown
+
+    def __str__(self) -> str:
+        """Return the place, and what gave it."""
+        size = "an unknown number" if self.num_hosts is None else str(self.num_hosts)
+        first = f"host 0 is {self.first}" if self.first else "host 0 is unknown"
+        return f"host {self.number} of {size}, {first}, from {self.manager} ({', '.join(self.settings)})"
+
+
+def identity_of(environ: Mapping[str, str]) -> str:
+    """Return a text that differs between any two jobs and steps, and is the same for all that one of them starts."""
+    return " ".join(f"{name}={environ[name]}" for name in _OF_JOBS if name in environ)
+
+
+def find_hosts(
+    environ: Mapping[str, str], own: OwnHost, *, num_hosts: int | None = None
+) -> tuple[HostsFound | None, str]:
+    """Return this host's place in the job of a resource manager, None for a job on this host only, and a remark.
+
+    The first source whose variables are there counts, so mpirun inside a job of Slurm comes before Slurm. A launcher in
+    a rank, e.g. for an evaluation, inherits the variables of the launcher above it, which are not about it. They are
+    new if that rank has submitted another job. `num_hosts` is that of --nnodes, without which an Indexed Job of
+    Kubernetes is one job in each pod. Raises UsageError for variables that contradict each other.
+    """
+    found, remark = None, ""
+    for source in _SOURCES if num_hosts else _SOURCES[:-1]:
+        is_there, found, remark = source(environ, own)
+        if is_there:
+            break
+    if is_inside_rank(environ):
+        outer = environ.get(IDENTITY)
+        if outer is None and found is not None and (found.num_hosts or 1) > 1:
+            remark = f"this launcher is in a rank of another one, so the variables of {found.manager} are ignored"
+            return None, f"{remark}; unset LOCAL_RANK, TORCHELASTIC_RUN_ID and NUMAPIN_BINDING if they are not about it"
+        if outer is None or outer == identity_of(environ):
+            return None, ""
+    if found is not None and found.num_hosts == 1 and found.number == 0:
+        return None, remark
+    return found, remark
+
+
+def settle(job: Job, environ: Mapping[str, str], own: OwnHost) -> tuple[Job, str]:
+    """Return the job with what a resource manager says about its hosts, and a remark for the user, "" if there is none.
+
+    The hosts get torchrun's static options, or torch's rendezvous if they may restart their ranks or change in number.
+    What the user gave stays. Raises UsageError for contradictions, for what is unknown, and for one of several
+    launchers of this host.
+    """
+    typed, is_known = job.typed, "nnodes" in job.typed
+    if job.standalone or job.rdzv_backend != "static":
+        return job, ""
+    if not is_known or job.nnodes[1] == 1:
+        task = repeated_task(environ)
+        if task is not None:
+            raise UsageError(*explain_repeated(task))
+    if is_known and job.nnodes[1] == 1:
+        return job, ""
+    found, remark = find_hosts(environ, own, num_hosts=job.nnodes[1] if is_known else None)
+    if found is None:
+        _require_number(job, "--node-rank")
+        return job, remark
+
+    values: dict[str, object] = {"node_rank": found.number}
+    if found.num_hosts is not None:
+        values["nnodes"] = (found.num_hosts, found.num_hosts)
+    elif not is_known:
+        raise UsageError(f"{found.manager} does not say how many hosts there are: {found.missing}", _GIVE_ALL)
+    if "rdzv_endpoint" not in typed:
+        if found.first is None and "master_addr" not in typed:
+            raise UsageError(f"{found.manager} does not say where host 0 is: {found.missing}", _GIVE_ADDRESS)
+        values |= {"master_addr": found.first, "master_port": found.port}
+    added = {key: value for key, value in values.items() if key not in typed and value is not None}
+    job = replace(job, options={**job.options, **added}, typed=typed | added.keys(), hosts_from=str(found))
+    _require_number(job, "--node-rank" if "node_rank" in typed else str(found))
+    if job.is_fixed:
+        return job, remark
+    # State which host serves the rendezvous, so that torch compares no names.
+    elastic = {
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": job.rdzv_endpoint or f"{job.master_addr.partition(',')[0]}:{job.master_port or 29400}",
+        "rdzv_conf": {"is_host": str(int(job.node_rank == 0)), **job.rdzv_conf},
+        "local_addr": job.local_addr or found.name,
+    }
+    return replace(job, options={**job.options, **elastic}, typed=job.typed | {"rdzv_endpoint"}), remark
+
+
+def _require_number(job: Job, where: str) -> None:
+    """Raise UsageError for a host number that the job does not have."""
+    if job.is_fixed and job.node_rank >= job.nnodes[1]:
+        problem = f"host number {job.node_rank} is not below the number of hosts, {job.nnodes[1]}"
+        raise UsageError(f"{problem} ({where})", _ALONE)
+
+
+# --- the sources -----------------------------------------------------------------------------------------------------
+
+_Result = tuple[bool, HostsFound | None, str]
+_NOTHING: Final[_Result] = (False, None, "")
+
+
+def _open_mpi(environ: Mapping[str, str], own: OwnHost) -> _Result:
+    """OMPI_COMM_WORLD_*, from the FAQ of Open MPI on environment variables, the rest from its source."""
+    # Open MPI 4, odls_base_default_fns.c: mpirun's own addresses. Open MPI 5 passes none.
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    job = next((name for name in ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE") if name in environ), "")
+    rank, size = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+    found = _of_mpi("Open MPI", environ, own, rank=rank, size=size, job=job)
+    if found is None:
+        return _NOTHING
+    addresses = [
+        address
+        for group in re.findall(r"tcp6?://([^;]*):\d+", uri)
+        for address in group.replace("[", "").replace("]", "").split(",")
+        if address and not address.startswith(("127.", "::1"))
+    ]
+    # Bridges of containers have the same address on all hosts.
+    elsewhere = [address for address in addresses if not own.has_address(address)]
+    usable = (addresses if not elsewhere else []) if found.number == 0 else elsewhere
+    if usable:
+        settings = (*found.settings, f"OMPI_MCA_orte_hnp_uri={uri[:_MAX_SHOWN]}")
+        return True, found._replace(first=",".join(usable), settings=settings, missing=""), ""
+    if addresses and found.first is None:
+        found = found._replace(missing="mpirun runs on another host")
+    return True, found, ""
+
+
+def _hydra(environ: Mapping[str, str], own: OwnHost) -> _Result:
+    """MPICH and Intel MPI: PMI_RANK and PMI_SIZE, with MPI_LOCALNRANKS of pmip_cb.c of Hydra, which srun never sets."""
+    if "MPI_LOCALNRANKS" not in environ:
+        return _NOTHING
+    found = _of_mpi("MPICH", environ, own, rank="PMI_RANK", size="PMI_SIZE", job="PMI_JOBID")
+    return found is not None, found, ""
+
+
+def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
+    """Slurm's variables, from srun(1), OUTPUT ENVIRONMENT VARIABLES."""
+    if "SLURM_JOB_ID" not in environ and "SLURM_STEP_ID" not in environ:
+        return _NOTHING
+    num_of_job = environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1"))
+    # In the shell that `srun --pty bash` starts, the variables are those of the shell, which is one task of the step.
+    is_shells = "SLURM_PTY_PORT" in environ and environ.get("SLURM_TASK_PID") != str(own.pid)
+    if not is_in_step(environ) or is_shells:
+        is_one = num_of_job in ("0", "1")
+        remark = f"this job of Slurm has {num_of_job[:_MAX_SHOWN]} hosts, and numapin runs on this one only; "
+        on_all = "for all of them: srun --ntasks-per-node=1 numapin run …"
+        return True, None, "" if is_one else f"{remark}{on_all}"
+    size, nodes = "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST"
+    used = [name for name in (size, "SLURM_NODEID", nodes, "SLURM_JOB_ID", "SLURM_STEP_ID") if name in environ]
+    if len(used) < 5:
+        return True, None, ""
+    try:
+        hosts = expand(environ[nodes])
+    except ValueError as error:
+        raise UsageError(f"{nodes}={environ[nodes][:_MAX_SHOWN]} {error}", _ALONE) from None
+    num_hosts, number = required_count(environ, size), required_count(environ, "SLURM_NODEID")
+    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
+    if len(hosts) != num_hosts:
+        raise UsageError(f"{' and '.join((settings[0], settings[2]))} contradict each other", _ALONE)
+    job, step = (int(environ[name]) if environ[name].isdecimal() else 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    name = hosts[number] if number < num_hosts else None
+    return True, HostsFound("Slurm", number, num_hosts, hosts[0], _port(job * _PRIME + step), settings, name), ""
+
+
+def _lsf(environ: Mapping[str, str], _: OwnHost) -> _Result:
+    """Tasks of blaunch, which LSF_PM_TASKID numbers from 1 (Open MPI's ess_lsf_module.c relies on it, too)."""
+    if "LSF_PM_TASKID" not in environ or "LSB_MCPU_HOSTS" not in environ:
+        return _NOTHING
+    # "Environment variables set for job execution" of LSF 10.1: pairs of a host and its slots
+    hosts = tuple(dict.fromkeys(environ["LSB_MCPU_HOSTS"].split()[::2]))
+    used = [name for name in ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID") if name in environ]
+    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
+    number = required_count(environ, "LSF_PM_TASKID") - 1
+    if not hosts or not 0 <= number < len(hosts):
+        raise UsageError(
+            f"{' and '.join(settings[:2])} contradict each other, unless blaunch starts more than one task on a host",
+            'for one task on each host: blaunch -z "$(cut -d" " -f1 "$LSB_DJOB_HOSTFILE" | sort -u)" numapin run …',
+        )
+    port = _port(crc32(environ.get("LSB_JOBID", "").encode()))
+    return True, HostsFound("LSF", number, len(hosts), hosts[0], port, settings, hosts[number]), ""
+
+
+def _pbs(environ: Mapping[str, str], own: OwnHost) -> _Result:
+    """Tasks of pbsdsh, from the PBS reference guide. The job script is task 1, and is not one of several."""
+    if "PBS_NODENUM" not in environ or environ.get("PBS_TASKNUM", "1") == "1":
+        return _NOTHING
+    used = [name for name in ("PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE", "PBS_JOBID") if name in environ]
+    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
+    hosts, missing = _listed(environ, own)
+    number, port = required_count(environ, "PBS_NODENUM"), _port(crc32(environ.get("PBS_JOBID", "").encode()))
+    if not hosts:  # PBS keeps the file on the first host only
+        return True, HostsFound("PBS", number, None, None, port, settings, missing=missing), ""
+    return True, HostsFound("PBS", number, len(hosts), hosts[0], port, settings), ""
+
+
+def _leader_worker_set(environ: Mapping[str, str], _: OwnHost) -> _Result:
+    """LeaderWorkerSet's variables, from "Labels, Annotations and Environment Variables" of its documentation."""
+    names = ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS")
+    if not environ.keys() >= {*names}:
+        return _NOTHING
+    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in names)
+    number, num_hosts = (required_count(environ, name) for name in names[:2])
+    return True, HostsFound("LeaderWorkerSet", number, num_hosts, environ[names[2]], None, settings), ""
+
+
+def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
+    """Pods of an Indexed Job, also of a JobSet: Kubernetes, "Completion mode". Their number is not in the pod.
+
+    The host name of pod N of a Job is JOB-N. Another pod is found by that name and the subdomain of this one.
+    """
+    index = "JOB_COMPLETION_INDEX"
+    if index not in environ:
+        return _NOTHING
+    number = required_count(environ, index)
+    settings = (f"{index}={number}", f"host name {own.name}")
+    job, dash, of_name = own.name.rpartition("-")
+    domain = own.full_name().partition(".")[2]
+    if not dash or of_name != str(number) or not domain:
+        missing = "the pods have no subdomain and headless service, or their host names were changed"
+        return True, HostsFound("Kubernetes", number, None, None, None, settings, missing=missing), ""
+    return True, HostsFound("Kubernetes", number, None, f"{job}-0.{domain}", None, settings), ""
+
+
+_SOURCES: Final = (_open_mpi, _hydra, _slurm, _lsf, _pbs, _leader_worker_set, _indexed_job)
+"""The innermost first: mpirun starts its processes with srun, and managers' pods run mpirun."""
+
+
+def _of_mpi(
+    manager: str, environ: Mapping[str, str], own: OwnHost, *, rank: str, size: str, job: str
+) -> HostsFound | None:
+    """Return the place of an MPI process that is the only one on its host; the first host is that of a manager."""
+    if not environ.keys() >= {rank, size}:
+        return None
+    number, num_hosts = required_count(environ, rank), required_count(environ, size)
+    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in (rank, size, job) if name in environ)
+    port = _port(crc32(environ.get(job, "").encode()))
+    hosts, missing = _listed(environ, own)
+    first = hosts[0] if hosts else None
+    if first is not None and number == 0 and first.partition(".")[0] != own.name.partition(".")[0]:
+        first, missing = None, f"rank 0 is on {own.name}, and the first host of the resource manager is {first}"
+    return HostsFound(manager, number, num_hosts, first, port, settings, missing=missing)
+
+
+def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], str]:
+    """Return the hosts that a manager has given to the job, each once, or why they are unknown."""
+    for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
+        if path := environ.get(variable):
+            try:
+                return _each_once(line.split()[0] for line in own.read(path).splitlines() if line.strip()), ""
+            except OSError as error:
+                return (), f"{variable}={path}: {error.strerror}"
+    if "LSB_MCPU_HOSTS" in environ:
+        return _each_once(environ["LSB_MCPU_HOSTS"].split()[::2]), ""
+    try:
+        nodes = environ.get("SLURM_JOB_NODELIST", "")
+        return (expand(nodes), "") if nodes else ((), "no variable has the address of a host")
+    except ValueError as error:
+        return (), f"SLURM_JOB_NODELIST {error}"
+
+
+def _each_once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _port(number: int) -> int:
+    return _FIRST_PORT + number % _NUM_PORTS
