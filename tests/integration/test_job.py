@@ -333,7 +333,7 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
 
 
 @pytest.mark.xdist_group("warm ranks")
-@pytest.mark.parametrize("form", ["trainjob", "jobset", "leaderworkerset"])
+@pytest.mark.parametrize("form", ["job", "trainjob", "jobset", "leaderworkerset"])
 def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
     """Two pods, run on this host with the variables that the form's controller sets, are one group of ranks."""
     cluster.use_numapin()
@@ -349,7 +349,7 @@ def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
     documents = yaml.safe_load_all(write(["kubernetes", *given.split(), form, str(train)]))
     (pod,) = [pod for document in documents for pod in schemas.pods(document)]
     (container,) = pod["spec"]["containers"]
-    words = [word.replace("$$", "$").replace(":29500", f":{PORT}") for word in container["command"] + container["args"]]
+    words = container["command"] + container["args"]
     starts = [
         subprocess.Popen(
             words,
@@ -368,43 +368,38 @@ def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
 def _pod_variables(form: str, container: dict[str, Any], index: int) -> dict[str, str]:
     """Return the variables of a pod of this host: the manifest's, and those that the form's controller sets."""
     fields = {
-        "status.podIP": "127.0.0.1",
         "metadata.labels['batch.kubernetes.io/controller-uid']": "0f8fad5b-d9cb-469f-a165-70867728950e",
     }
     named = {
         entry["name"]: entry["value"] if "value" in entry else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for entry in container["env"]
     }
-    if "PET_RDZV_ENDPOINT" in named:
-        named["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{PORT}"
+    # The name server of a cluster would know the first pod.
+    address = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(PORT)}
+    leader = {"LWS_LEADER_ADDRESS": "127.0.0.1", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": str(index)}
     controllers = {
-        "jobset": {"JOB_COMPLETION_INDEX": str(index)},
-        "leaderworkerset": {"LWS_LEADER_ADDRESS": "127.0.0.1", "LWS_WORKER_INDEX": str(index)},
-        "trainjob": {
-            "PET_NNODES": "2",
-            "PET_NPROC_PER_NODE": "1",
-            "PET_NODE_RANK": str(index),
-            "PET_MASTER_ADDR": "127.0.0.1",
-            "PET_MASTER_PORT": str(PORT),
-        },
+        "job": {"JOB_COMPLETION_INDEX": str(index), **address},
+        "jobset": {"JOB_COMPLETION_INDEX": str(index), **address},
+        "leaderworkerset": {**leader, "PET_MASTER_PORT": str(PORT)},
+        "trainjob": {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(index), **address},
     }
     return {**named, **controllers[form]}
 
 
 @pytest.mark.xdist_group("warm ranks")
 def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """Both tasks of the Slurm script, run on this host, meet over c10d, and every rank gets its number."""
+    """Both tasks of the Slurm script, run on this host, find each other, and every rank gets its number."""
     starter = """
 import os, subprocess, sys
 words = sys.argv[1:]
 while words[0].startswith("-"):
     words = words[1:]
-tasks = [subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": str(node), "SLURMD_NODENAME": "127.0.0.1"})
-         for node in (1, 0)]
+step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "localhost,127.0.0.1"}
+step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
+tasks = [subprocess.Popen(words, env={**os.environ, **step, "SLURM_NODEID": str(node)}) for node in (1, 0)]
 sys.exit(max(task.wait() for task in tasks))
 """
     (cluster.programs / "srun").write_text(f"#!{sys.executable} -IS\n{starter}")
-    (cluster.programs / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
     cluster.use_numapin()
     train = tmp_path / "train.py"
     train.write_text(
@@ -416,4 +411,4 @@ sys.exit(max(task.wait() for task in tasks))
     with cluster.start(["slurm", *given, str(train)], SLURM_JOB_ID=str(os.getpid())) as script:
         (done,) = all_ended(script)
     assert done.status == 0, done.err
-    assert done.json_lines() == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
+    assert done.json_lines() == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"} for n in range(2)]
