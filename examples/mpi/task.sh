@@ -1,36 +1,16 @@
 #!/bin/bash
-
-# If this job was submitted by a rank of another job, remove that rank's variables.
-if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
-    unset TORCHELASTIC_{RUN_ID,USE_AGENT_STORE,RESTART_COUNT,MAX_RESTARTS,ERROR_FILE,TIMER_FILE}
-    unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
-fi
-[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
+# Written by numapin 0.1.0: numapin job mpi --form task --nodes 2 --gpus-per-node 8 --hostfile hosts examples/train_ddp.py
+# Nothing of a rank that has submitted this job.
+unset "${!TORCHELASTIC_@}" {GROUP,ROLE}_{RANK,WORLD_SIZE} ROLE_NAME ${TORCHELASTIC_RUN_ID+OMP_NUM_THREADS}
 # shellcheck disable=SC2086 # the names of variables that --nic-env set
-[ -z "${NUMAPIN_NIC_ENV-}" ] || unset ${NUMAPIN_NIC_ENV//:/ } NUMAPIN_NIC_ENV
-set -euo pipefail
-
-MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)
+unset ${NUMAPIN_NIC_ENV//:/ } NUMAPIN_NIC_ENV ${NUMAPIN_BINDING+OMP_NUM_THREADS}
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
+MASTER_ADDR="$(mpirun -np 1 --hostfile hosts hostname)"
 MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports
 export MASTER_ADDR MASTER_PORT
-
-forward=()
-for name in $(compgen -e); do
-    case $name in
-        PATH | LD_LIBRARY_PATH | PYTHONPATH | PYTHONHOME | VIRTUAL_ENV | CONDA_PREFIX | HOME | TMPDIR) ;;
-        MASTER_* | PET_* | CUDA_* | NCCL_* | GLOO_* | UCX_* | NVSHMEM_* | OMP_* | TORCH* | PYTORCH_*) ;;
-        NUMAPIN_* | HF_* | WANDB_*) ;;
-        *) continue ;;
-    esac
-    forward+=(-x "$name")
-done
-
-# mpirun binds nothing: numapin binds each rank within its allowed CPUs.
+mapfile -t forward < <(compgen -e | grep -Ex -e 'PATH|HOME|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*' \
+    -e '(MASTER|PET|OMP|CUDA|NCCL|GLOO|UCX|NVSHMEM|NUMAPIN|HF|WANDB)_.*|(PY)?TORCH.*' | sed 's/^/-x\n/')
 # shellcheck disable=SC2016 # expanded by the shell of each task
 exec mpirun --hostfile hosts -np 16 --map-by ppr:8:node --bind-to none "${forward[@]}" \
-    bash -c '
-    ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
-    export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
-    exec "$@"' bash \
-    numapin exec -- \
-    python -u examples/train_ddp.py
+    bash -c 'export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE; exec "$@"' bash \
+    numapin exec -- python -u examples/train_ddp.py

@@ -12,48 +12,28 @@
 #SBATCH --open-mode=append
 #SBATCH --exclusive
 #SBATCH --requeue
-
-# If this job was submitted by a rank of another job, remove that rank's variables.
-if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
-    unset TORCHELASTIC_{RUN_ID,USE_AGENT_STORE,RESTART_COUNT,MAX_RESTARTS,ERROR_FILE,TIMER_FILE}
-    unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
-fi
-[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
+# Written by numapin 0.1.0: numapin job slurm --form task --nodes 2 --gpus-per-node 8 --partition gpu --time 24h --signal 300 --requeue examples/train_checkpoint.py
+# Nothing of a rank that has submitted this job.
+unset "${!TORCHELASTIC_@}" {GROUP,ROLE}_{RANK,WORLD_SIZE} ROLE_NAME ${TORCHELASTIC_RUN_ID+OMP_NUM_THREADS}
 # shellcheck disable=SC2086 # the names of variables that --nic-env set
-[ -z "${NUMAPIN_NIC_ENV-}" ] || unset ${NUMAPIN_NIC_ENV//:/ } NUMAPIN_NIC_ENV
-set -euo pipefail
-
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_ADDR=${hosts[0]}
-MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below Linux's range of ephemeral ports
+unset ${NUMAPIN_NIC_ENV//:/ } NUMAPIN_NIC_ENV ${NUMAPIN_BINDING+OMP_NUM_THREADS}
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
+MASTER_ADDR="$(scontrol show hostnames | head -n 1)"
+MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports
 export MASTER_ADDR MASTER_PORT
-
-# Slurm binds nothing: numapin binds each rank within the job's CPUs on its host.
+trap 'signaled=1; kill -USR1 $!' USR1
+trap 'kill $!' TERM
 # shellcheck disable=SC2016 # expanded by the shell of each task
-srun --nodes=2 --ntasks-per-node=8 \
-    --cpu-bind=none --mem-bind=none --kill-on-bad-exit=1 \
-    bash -c '
-    ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
-    export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=8
-    exec "$@"' bash \
-    numapin exec -- \
-    python -u examples/train_checkpoint.py &
-run=$!
-signals=0 ending=0
-trap 'signals=$((signals + 1)); ending=1; kill -USR1 "$run" || true' USR1
-trap 'signals=$((signals + 1)); kill -TERM "$run" || true' TERM
-status=0
-wait "$run" || status=$?
-while [ "$signals" -gt 0 ]; do # a signal interrupts wait, not the run
-    signals=$((signals - 1)) status=0
-    wait "$run" || status=$?
-done
-trap : USR1 TERM # the run has ended, and its pid may be reused
-if job=$(SLURM_TIME_FORMAT=standard scontrol show job "$SLURM_JOB_ID") && [[ $job =~ PreemptTime=([0-9][0-9T:-]*) ]] &&
-    preempted=${BASH_REMATCH[1]} && [[ ! $job =~ SuspendTime=([0-9][0-9T:-]*) || $preempted > ${BASH_REMATCH[1]} ]]; then
-    ending=1 status=0 # the manager ended the ranks
-fi
-if [ "$ending" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done
-    scontrol requeue "$SLURM_JOB_ID"
+srun --ntasks-per-node=8 --cpu-bind=none --mem-bind=none --kill-on-bad-exit=1 \
+    --output=%x-%j-%N.out --open-mode=append \
+    bash -c 'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=8; exec "$@"' bash \
+    numapin exec -- python -u examples/train_checkpoint.py &
+while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends wait, but not the run
+trap '' USR1 TERM
+wait $!
+status=$?
+if [ "${signaled-}$status" = 10 ] ||
+    scontrol show job --oneliner "$SLURM_JOB_ID" | grep -q ' PreemptTime=[^NU].* SuspendTime=None '; then
+    exec scontrol requeue "$SLURM_JOB_ID" # it has saved, or was preempted
 fi
 exit "$status"

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from numapin import __version__
 from numapin.base import formats
 from numapin.base.formats import did_you_mean
+from numapin.base.redact import without_secrets
 from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, record_of, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import kubernetes, pod_options, scripts
 from numapin.jobs.notation import parse_time
-from numapin.jobs.pod_options import Gang, PodOptions
+from numapin.jobs.pod_options import Gang, PodOptions, PodSecurity
 from numapin.jobs.request import (
     Form,
     JobRequest,
@@ -36,9 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+_WRITTEN_BY: Final = "numapin.job.written_by"
 _SHAPE: Final = (
     click.Option(["--nodes"], type=int, default=1, metavar="N", help="Number of hosts (default: 1)."),
-    click.Option(["--gpus-per-node"], type=int, metavar="N", help="GPUs per host (default: those of --machine)."),
+    click.Option(
+        ["--gpus-per-node"],
+        type=Parsed("[TYPE:]N", scripts.parse_gpus),
+        metavar="[TYPE:]N",
+        help="GPUs per host (default: those of --machine); with Slurm and LSF also a type, e.g. a100:8.",
+    ),
     click.Option(
         ["--ranks-per-node", "--nproc-per-node", "ranks_per_node"],
         type=int,
@@ -215,9 +223,18 @@ _KUBERNETES: Final = (
         help="Delete the job this long after its end, e.g. 24h.",
     ),
     click.Option(
-        ["--sys-nice/--no-sys-nice"],
-        default=True,
-        help="Let pods set memory policies (capability SYS_NICE; default: yes).",
+        ["--pod-security"],
+        type=click.Choice([level.value for level in PodSecurity]),
+        callback=lambda _context, _option, value: PodSecurity(value),
+        default=PodSecurity.PRIVILEGED.value,
+        help="Level that the namespace enforces. privileged (default): pods get the capability SYS_NICE, by which they "
+        "set memory policies. baseline, restricted: no capability.",
+    ),
+    click.Option(
+        ["--seccomp-profile"],
+        type=Parsed("FILE", pod_options.word),
+        metavar="FILE",
+        help="Seccomp profile of the nodes that allows set_mempolicy, get_mempolicy and mbind; instead of SYS_NICE.",
     ),
     click.Option(
         ["--ipc-lock/--no-ipc-lock"],
@@ -230,7 +247,13 @@ _ARRAY: Final = click.Option(
     ["--array"],
     type=Parsed("INDICES", scripts.parse_array),
     metavar="INDICES",
-    help="Submit a job array, e.g. 0-9 or 0-99%4; programs read SLURM_ARRAY_TASK_ID.",
+    help="Submit a job array, e.g. 0-9 or 0-99%4; programs read SLURM_ARRAY_TASK_ID or PBS_ARRAY_INDEX.",
+)
+_DIRECTIVE: Final = click.Option(
+    ["--directive", "directives"],
+    multiple=True,
+    metavar="LINE",
+    help="Another option for the manager, e.g. --directive=--constraint=ib for Slurm; repeatable.",
 )
 
 
@@ -245,6 +268,7 @@ class _Engine:
     example: str  # options for the example in the help text
     further: tuple[str, ...] = ()  # options for further examples
     spare_cores: int = 0  # per NUMA node, which a machine file's share leaves to the system
+    instead_of_type: str = ""  # the remedy if it requests no types of GPUs
     memory_by_number: bool = False  # whether even the memory of a whole host has to be requested in bytes
     warnings: Callable[[JobRequest], Sequence[str]] = lambda _: ()  # the parts of a request that it cannot do
 
@@ -253,7 +277,7 @@ _ENGINES: Final = {
     "slurm": _Engine(
         about="Slurm",
         submit="sbatch FILE",
-        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, _ARRAY),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, _ARRAY, _DIRECTIVE),
         build=scripts.slurm,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
         further=("--gpus-per-node 8 --array 0-99%4",),
@@ -264,6 +288,7 @@ _ENGINES: Final = {
         submit="bash FILE",
         options=(_FORM, _PLAN, _HOSTFILE, _IMAGE, _SETUP),
         build=scripts.mpi,
+        instead_of_type="give their number alone",
         example="--form task --nodes 2 --gpus-per-node 8 --hostfile hosts",
     ),
     "kubernetes": _Engine(
@@ -271,6 +296,7 @@ _ENGINES: Final = {
         submit="kubectl apply -f FILE",
         options=(_TIME, _SIGNAL, _REQUEUE, _KUEUE, _MEMORY, _IMAGE, *_KUBERNETES),
         build=kubernetes.build,
+        instead_of_type="choose nodes by a label, e.g. --node-selector nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB",
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         further=(
             "--form trainjob --machine dgx.json --container registry/image:tag --queue team",
@@ -284,8 +310,9 @@ _ENGINES: Final = {
     "pbs": _Engine(
         about="PBS",
         submit="qsub FILE",
-        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, _ARRAY, _DIRECTIVE),
         build=scripts.pbs,
+        instead_of_type="choose a queue of such hosts: --queue",
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
         memory_by_number=True,
         warnings=scripts.pbs_warnings,
@@ -293,7 +320,7 @@ _ENGINES: Final = {
     "lsf": _Engine(
         about="LSF",
         submit="bsub < FILE",
-        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, _DIRECTIVE),
         build=scripts.lsf,
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
         memory_by_number=True,
@@ -329,11 +356,21 @@ def job() -> None:
     """
 
 
+class _EngineCommand(click.Command):
+    """A command that knows the words of its command line, which the script names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Note the words, then parse them."""
+        words = without_secrets(["numapin", "job", ctx.info_name or "", *args])
+        ctx.meta[_WRITTEN_BY] = f"Written by numapin {__version__}: {formats.quote_all(words)}"
+        return super().parse_args(ctx, args)
+
+
 def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
     def write_script(*, output: Path | None, **given: Any) -> None:  # noqa: ANN401 - values of click
-        request = _request(name, engine, **given)
+        request = _request(name, engine, **given, written_by=click.get_current_context().meta[_WRITTEN_BY])
         text = engine.build(request)
         warn(engine.warnings(request))
         if output is None:
@@ -341,7 +378,7 @@ def _command(name: str, engine: _Engine) -> click.Command:
         else:
             write(text, output, option="--output")
 
-    return click.Command(
+    return _EngineCommand(
         name,
         callback=write_script,
         params=[
@@ -363,7 +400,7 @@ def _request(
     engine_name: str,
     engine: _Engine,
     *,
-    gpus_per_node: int | None,
+    gpus_per_node: tuple[str | None, int] | None,
     machine: Path | None,
     plan: str | None = None,
     **given: object,
@@ -371,6 +408,11 @@ def _request(
     """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
     if given["module"] and given["no_python"]:
         raise UsageError("--module and --no-python exclude each other", "use one of them")
+    gpu_type, num_gpus = gpus_per_node or (None, None)
+    if gpu_type and engine.instead_of_type:
+        raise UsageError(
+            f"--gpus-per-node {gpu_type}:{num_gpus}: {engine.about} requests no types of GPUs", engine.instead_of_type
+        )
     binding = record_of(BindingOptions, given)
     binding.request(num_ranks=None)  # raises for invalid binding options
     topology = None if machine is None else topology_from(gpu_nodes=binding.gpu_nodes, machine=machine)
@@ -388,7 +430,8 @@ def _request(
     request = record_of(
         JobRequest,
         given,
-        gpus_per_node=gpus_per_host(gpus_per_node, topology, named=binding.gpus),
+        gpus_per_node=gpus_per_host(num_gpus, topology, named=binding.gpus),
+        gpu_type=gpu_type,
         whole_nodes=topology is None and given["cpus_per_task"] is None,
         options=tuple(options),
         dataloader=None if loader == "torch" else loader,

@@ -31,6 +31,7 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank import handover, hook_env
+from numapin.rank.inherited import forget_outer_rank, raise_open_files
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
 from numapin.tasks.hosts import IDENTITY, OwnHost, identity_of, settle
@@ -151,6 +152,7 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
     """Read the machine, make the plan, and run the job to its end."""
     try:
         # What the command line and the environment say.
+        forgotten, more_files = forget_outer_rank(os.environ), raise_open_files()
         _require_unbound_threads(strict=options.strict)
         _warn_of_options_after(job)
         watch = None
@@ -188,6 +190,10 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
             threads = os.environ.get("OMP_NUM_THREADS")
             share = "its share of the cores for each rank"
             say(f"OMP_NUM_THREADS: {share if threads is None else f'{threads} was set'}")
+            if forgotten:
+                say(f"unset, because an outer rank's launcher has set them: {', '.join(forgotten)}")
+            if more_files:
+                say(more_files)
 
         if options.dry_run:
             _print_commands(plan, job, environment)

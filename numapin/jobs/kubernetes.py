@@ -1,7 +1,7 @@
 """Kubernetes: manifests for kubectl apply.
 
 What a form cannot do is an error, or a warning. Each pod is one host's part of the job and runs `numapin run`, which
-reads PET_* variables as torchrun does.
+finds the others by the variables of the form's controller. The fields of a Job are those of Kubernetes 1.29 or newer.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from numapin.errors import UsageError
 from numapin.jobs import scripts
 from numapin.jobs.manifest import Lines, fill
 from numapin.jobs.notation import in_registry
-from numapin.jobs.pod_options import SHM, Gang, VolumeKind
+from numapin.jobs.pod_options import SHM, Gang, PodSecurity, VolumeKind
 from numapin.jobs.request import KubernetesKind
 from numapin.topology.vendors import GpuVendor, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numapin.jobs.pod_options import PodOptions
     from numapin.jobs.request import JobRequest
 
 _RETRIES: Final = 3
-_PORT: Final = 29500
 _CLAIM: Final = "gpus"
 _MAX_DEVICES: Final = 32  # of a ResourceClaim (AllocationResultsMaxSize of resource.k8s.io/v1)
 _WHOLE: Final = re.compile(r"[1-9][0-9]{0,14}")
-# Signs the rendezvous: it is random, the same in all pods of a Job, and new for each Job.
+# The secret of the launchers: it is random, the same in all pods of a Job, and new for each Job.
 _JOB_UID: Final = "metadata.labels['batch.kubernetes.io/controller-uid']"
-_IS_HOST: Final = 'export PET_RDZV_CONF="is_host=$((JOB_COMPLETION_INDEX == 0))"'
 _DISRUPTED: Final = [{"type": "DisruptionTarget", "status": "True"}]
 _POD_GROUPS: Final = {
     Gang.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1",
@@ -45,12 +44,16 @@ _SOURCES: Final = {
     VolumeKind.EMPTYDIR: ("emptyDir", "medium"),
     VolumeKind.HOST: ("hostPath", "path"),
 }
-_WHY: Final = {
-    "SYS_NICE": "Without SYS_NICE the default seccomp profile refuses set_mempolicy and mbind. numapin then binds CPUs "
-    "only,\nand says so. A custom profile that allows both calls works as well. Pod Security's level "
-    '"baseline"\nrefuses SYS_NICE: write the manifest with --no-sys-nice there.',
-    "IPC_LOCK": "IPC_LOCK lets NCCL and UCX register memory with RDMA devices beyond the limit on locked memory.",
-}
+_WHY_SYS_NICE: Final = (
+    "Without SYS_NICE the default seccomp profile refuses set_mempolicy and mbind. numapin then binds CPUs only,\n"
+    'and says so. Pod Security\'s level "baseline" refuses SYS_NICE: see --pod-security.'
+)
+_WHY_NO_SYS_NICE: Final = (
+    "The default seccomp profile refuses set_mempolicy and mbind: numapin binds CPUs only, and says so.\n"
+    "Another profile, which allows them, can be named with --seccomp-profile."
+)
+_WHY_PROFILE: Final = "This profile has to allow set_mempolicy, get_mempolicy and mbind, or numapin binds CPUs only."
+_WHY_IPC_LOCK: Final = "IPC_LOCK lets NCCL and UCX register memory with RDMA devices beyond the limit on locked memory."
 _WHY_SHM: Final = "torch's DataLoader passes batches through /dev/shm, which has 64 MiB in a pod. numapin's does not."
 _ALL_ALIKE: Final = "All GPUs of a pod have the same value of this attribute; a pod that cannot get them stays pending."
 _EACH_ALIKE: Final = (
@@ -80,15 +83,15 @@ class _Form:
     """The container of a kind of job, and what the kind differs in."""
 
     container: str
-    first_pod: str | None = None  # its name, by which other pods find it; None: the operator says it
+    has_index: bool = False  # whether pods know their number, but not how many they are
     has_pod_groups: bool = False  # whether the manifest, not the operator, makes gangs
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # options, with the reason and the remedy
 
 
 _ENDLESS: Final = ("a LeaderWorkerSet runs until it is deleted", "leave it out, or use --form jobset")
 _FORMS: Final = {
-    KubernetesKind.JOB: _Form(container="worker", first_pod="{0}-0.{0}", has_pod_groups=True),
-    KubernetesKind.JOBSET: _Form(container="node", first_pod="{0}-node-0-0.{0}", has_pod_groups=True),
+    KubernetesKind.JOB: _Form(container="worker", has_index=True, has_pod_groups=True),
+    KubernetesKind.JOBSET: _Form(container="node", has_index=True, has_pod_groups=True),
     # A TrainJob by itself cannot say all that the pods need: its patches changed between releases of the Trainer. So a
     # runtime holds them. The Trainer's torch policy sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and others, and it
     # requires the container's name.
@@ -123,8 +126,12 @@ def build(request: JobRequest) -> str:
         "labels": {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else None,
         "annotations": dict(options.annotations),
         "ttl_s": options.ttl_s,
-        "backoff_of_pods": retries * request.nodes,
+        "no_retries": None if retries else 0,
+        "retries_of_pods": retries or None,
+        "max_failed_pods": 0 if retries else None,  # the others cannot go on without it
         "max_restarts": _RETRIES,
+        # The Job's controller then asks the pods to end, which get the time to save before SIGKILL.
+        "deadline_s": request.time_s and request.time_s - (request.signal_s or 0),
         "ignore_evictions": {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}]} if retries else None,
         "fail_on_eviction": {"rules": [{"action": "FailJob", "onPodConditions": _DISRUPTED}]} if retries else None,
         "gang_api": options.gang and _POD_GROUPS[options.gang],
@@ -132,7 +139,7 @@ def build(request: JobRequest) -> str:
     }
     values["restart_all"] = _filled("restart_all", values) if retries else None
     values["pod"] = _filled("pod", _pod_values(request, form, name))
-    documents: list[str] = []
+    documents = [f"# {request.written_by}"]
     if options.device_classes:
         documents += _filled("claims", values | _claim_values(request, name))
     if request.kind is KubernetesKind.JOB and request.nodes > 1:
@@ -214,12 +221,6 @@ def warnings(request: JobRequest) -> tuple[str, ...]:
         found.append(
             "the LeaderWorkerSet controller makes gangs only if gangSchedulingManagement is in its configuration"
         )
-    has_secret = bool(pod.env_from) or any(name == "PET_RDZV_ID" for name, _ in pod.env)
-    if kind is KubernetesKind.LEADERWORKERSET and request.nodes > 1 and not has_secret:
-        found.append(
-            "a LeaderWorkerSet gives its pods no secret for the rendezvous: put PET_RDZV_ID into a Secret, such as "
-            "rendezvous, and add --env-from secret/rendezvous"
-        )
     return tuple(found)
 
 
@@ -240,14 +241,6 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     if not form.has_pod_groups:
         labels, annotations = {}, {}
     annotations |= dict(options.annotations)
-    exports: list[str] = []
-    if request.nodes > 1 and form.first_pod:
-        exports = [_IS_HOST]
-    elif request.nodes > 1 and kind is KubernetesKind.LEADERWORKERSET:  # each group is a job of its own
-        exports = [
-            f'export PET_RDZV_ENDPOINT="$LWS_LEADER_ADDRESS:{_PORT}"',
-            'export PET_RDZV_CONF="is_host=$((LWS_WORKER_INDEX == 0))"',
-        ]
     grace = [f"--shutdown-timeout={request.signal_s}"] if request.signal_s else []
     has_shm = any(volume.path == SHM for volume in options.volumes)
     needs_shm = not request.dataloader and not has_shm
@@ -266,21 +259,18 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
             settings = {key: "Memory"} if volume.path == SHM else {}
         volumes.append({"name": f"volume-{number}", source: settings})
         mounts.append({"name": f"volume-{number}", "mountPath": volume.path, **read_only})
-    capabilities = [*(["SYS_NICE"] if request.sys_nice else []), *(["IPC_LOCK"] if options.ipc_lock else [])]
+    why_security, security = _security(options)
     amounts = {"cpu": request.cpus_per_task, "memory": f"{(request.memory_bytes or 0) >> 20}Mi"}
     if _num_gpus(request) and not options.device_classes:
         amounts[support_of(request.vendor).kubernetes_resource] = _num_gpus(request)
     amounts |= {resource: int(text) if _WHOLE.fullmatch(text) else text for resource, text in options.resources}
     claims = {"claims": [{"name": _CLAIM}]} if options.device_classes else {}
     claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}
-    arguments = ["numapin", "run", *grace, *request.run_options, *scripts.run_command(request)]
+    arguments = [*grace, *request.run_options, *scripts.run_command(request)]
     return {
         "pod_metadata": without_none({"labels": labels or None, "annotations": annotations or None}),
         "subdomain": name if kind is KubernetesKind.JOB and request.nodes > 1 else None,
         "restart_policy": None if kind is KubernetesKind.LEADERWORKERSET else "Never",
-        # The limit is the pod's, minus the time to save, which it gets between SIGTERM and SIGKILL: a Job's own limit
-        # would include the time in which no host was free.
-        "deadline_s": request.time_s and request.time_s - signal_s,
         "grace_s": request.signal_s and signal_s + 10,  # the launcher ends after its ranks
         "scheduler": options.scheduler or ("volcano" if options.gang is Gang.VOLCANO else None),
         "service_account": options.service_account,
@@ -300,39 +290,52 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
         "resource_claims": [claim] if options.device_classes else None,
         "container": form.container,
         "image": in_registry(request.container or ""),
-        "start": _unexpanded("\n".join([scripts.OPEN_FILES, *exports, 'exec "$@"'])),
         "args": [_unexpanded(word) for word in arguments],
-        "env": _environment(request, form, name),
+        "env": _environment(request, form),
         "env_from": [
             {"secretRef" if source is VolumeKind.SECRET else "configMapRef": {"name": each}}
             for source, each in options.env_from
         ],
         "resources": {"requests": amounts, "limits": amounts, **claims},
-        "why_capabilities": "\n".join(_WHY[capability] for capability in capabilities),
-        "security": {"capabilities": {"add": capabilities}} if capabilities else None,
+        "why_security": why_security,
+        "security": security,
         "mounts": mounts,
         "why_shm": _WHY_SHM if needs_shm else "",
         "volumes": volumes,
     }
 
 
-def _environment(request: JobRequest, form: _Form, name: str) -> list[dict[str, object]]:
+def _security(options: PodOptions) -> tuple[str, dict[str, object]]:
+    """Return the container's securityContext, and why. Levels: Kubernetes, "Pod Security Standards"."""
+    profile, is_restricted = options.seccomp_profile, options.pod_security is PodSecurity.RESTRICTED
+    is_nice = options.pod_security is PodSecurity.PRIVILEGED and not profile
+    added = [*(["SYS_NICE"] if is_nice else []), *(["IPC_LOCK"] if options.ipc_lock else [])]
+    seccomp = {"type": "Localhost", "localhostProfile": profile} if profile else {"type": "RuntimeDefault"}
+    context = {
+        "allowPrivilegeEscalation": False if is_restricted else None,
+        "runAsNonRoot": True if is_restricted else None,
+        "capabilities": without_none({"drop": ["ALL"] if is_restricted else None, "add": added or None}) or None,
+        "seccompProfile": seccomp if profile or is_restricted else None,
+    }
+    without_profile = _WHY_SYS_NICE if is_nice else _WHY_NO_SYS_NICE
+    why = [_WHY_PROFILE if profile else without_profile, *([_WHY_IPC_LOCK] if options.ipc_lock else [])]
+    return "\n".join(why), without_none(context)
+
+
+def _environment(request: JobRequest, form: _Form) -> list[dict[str, object]]:
     """Return the variables of `numapin run`, and the user's. Raises UsageError for one that numapin sets."""
-    kind, is_one_host = request.kind, request.nodes == 1
+    kind, has_others = request.kind, request.nodes > 1
     values: dict[str, str] = {}
-    if form.first_pod or kind is KubernetesKind.LEADERWORKERSET:
-        values = {"PET_NNODES": str(request.nodes), "PET_NPROC_PER_NODE": str(request.num_ranks)}
-        if not is_one_host:
-            values["PET_RDZV_BACKEND"] = "c10d"
+    if kind is not KubernetesKind.TRAINJOB:
+        values = {"PET_NPROC_PER_NODE": str(request.num_ranks)}
     of_pod: dict[str, str] = {}
-    if form.first_pod and not is_one_host:
-        values["PET_RDZV_ENDPOINT"] = f"{form.first_pod.format(name)}:{_PORT}"
+    if form.has_index and has_others:
+        values["PET_NNODES"] = str(request.nodes)
         if kind is KubernetesKind.JOB and request.requeue:  # a pod is restarted alone: the other launchers meet again
             values["PET_MAX_RESTARTS"] = str(_RETRIES)
-    if not is_one_host and (form.first_pod or kind is KubernetesKind.TRAINJOB):
+            of_pod["PET_LOCAL_ADDR"] = "status.podIP"
+    if has_others and kind is not KubernetesKind.LEADERWORKERSET:
         of_pod["PET_RDZV_ID"] = _JOB_UID
-    if not is_one_host and (form.first_pod or kind is KubernetesKind.LEADERWORKERSET):
-        of_pod["PET_LOCAL_ADDR"] = "status.podIP"
     for variable, _ in request.pod.env:
         if variable in _RESERVED or variable in values or variable in of_pod:
             raise UsageError(f"--env {variable}: the manifest sets this variable itself", "leave it out")

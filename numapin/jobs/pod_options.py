@@ -32,6 +32,14 @@ class VolumeKind(StrEnum):
     HOST = "host"
 
 
+class PodSecurity(StrEnum):
+    """The levels of Kubernetes' Pod Security Standards, which a namespace may enforce."""
+
+    PRIVILEGED = "privileged"
+    BASELINE = "baseline"
+    RESTRICTED = "restricted"
+
+
 class Gang(StrEnum):
     """The schedulers that place all pods of a job at once or none."""
 
@@ -73,6 +81,8 @@ class PodOptions:
     service_account: str | None = None  # None: the namespace's default
     scheduler: str | None = None  # None: the cluster's default, or Volcano for its gangs
     gang: Gang | None = None  # None: pods are scheduled one by one
+    pod_security: PodSecurity = PodSecurity.PRIVILEGED
+    seccomp_profile: str | None = None  # in the kubelet's folder of profiles; None: the container runtime's
     ipc_lock: bool = False
     ttl_s: int | None = None  # the time after which a finished job is deleted; None: never
     device_classes: tuple[str, ...] = ()  # DRA's, of the GPUs and of devices of which each GPU gets one; (): no DRA
@@ -92,6 +102,11 @@ class PodOptions:
             repeated = [name for name, count in Counter(names).items() if count > 1]
             if repeated:
                 raise UsageError(f"{option} names {repeated[0]} twice", "give it once")
+        if self.ipc_lock and self.pod_security is not PodSecurity.PRIVILEGED:
+            raise UsageError(
+                f"--ipc-lock with --pod-security {self.pod_security}: the level refuses this capability",
+                "leave one of them out",
+            )
         if self.match_attribute and not self.device_classes:
             raise UsageError(
                 f"--match-attribute {self.match_attribute} without --device-class: only claims can match it",

@@ -74,12 +74,14 @@ class JobRequest:
     dataloader: str | None = None  # as in `numapin run`; None: torch's
     setup: tuple[str, ...] = ()  # shell lines that run first
     kind: KubernetesKind = KubernetesKind.JOB
-    sys_nice: bool = True  # whether pods may set memory policies
     pod: PodOptions = PodOptions()
-    array: str | None = None  # the indices of a Slurm job array
+    array: str | None = None  # the indices of a job array
+    directives: tuple[str, ...] = ()  # further lines for the manager, without its mark
+    gpu_type: str | None = None  # the manager's name for it, such as a100; None: any
     vendor: GpuVendor = GpuVendor.NVIDIA
     tiles_per_gpu: int = 1  # Intel's tiles, each a GPU for ranks, that a cluster counts as one GPU
     engine: str = "slurm"  # its name on the command line, for hints
+    written_by: str = "numapin job"  # one line of text: the version and the command line
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without a cluster."""
@@ -129,7 +131,10 @@ class JobRequest:
             )
         if script.startswith("-"):
             raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
-        for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
+        for line in self.directives:
+            if not line.isprintable():
+                raise UsageError(f"--directive {line!r} is not one printable line", "give each line by itself")
+        for word in (*self.command, *self.options, *self.setup, *self.directives, self.hostfile or ""):
             if _NOT_TEXT.search(word):
                 raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
         if self.dataloader and self.form is Form.TASK:

@@ -1,7 +1,8 @@
 """Job scripts for Slurm, Open MPI, PBS and LSF, as text for bash.
 
-All words of the user go through `quote`; everything else is numapin's own. Option names are those of Slurm 22.05, Open
-MPI 4, OpenPBS and PBS Professional, LSF 10.1.0.9, and later.
+`numapin run` finds the hosts of its job itself, so a script is directives, and the command that starts one launcher on
+each host. All words of the user go through `quote`; everything else is numapin's own. Option names are those of Slurm
+22.05, Open MPI 4, OpenPBS and PBS Professional, LSF 10.1.0.9, and later.
 """
 
 from __future__ import annotations
@@ -20,11 +21,7 @@ from numapin.topology.vendors import support_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# Every DataLoader worker holds pipes and memory; the usual limit of 1024 files is too low for eight ranks' loaders.
-OPEN_FILES: Final = 'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"'
-
-# The random id is in the environment, as PET_RDZV_ID: `ps` would show --rdzv-id to every user of the host.
-_RENDEZVOUS: Final = ("--rdzv-backend=c10d", '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"')
+_MOST_CHARS: Final = 110  # of a line with several groups of words
 
 # --- what all scripts have -------------------------------------------------------------------------------------------
 
@@ -41,98 +38,134 @@ def rank_command(request: JobRequest) -> tuple[str, ...]:
     return *python, *(["-m"] if request.module else []), *request.command
 
 
-def _part(name: str) -> str:
-    """Return a part of scripts that is always the same."""
-    return (resources.files("numapin.jobs") / "templates" / f"{name}.sh").read_text(encoding="ascii").rstrip()
-
-
-def _script(*parts: str | Iterable[str]) -> str:
-    """Join parts to a script, with an empty line between them. Empty parts are left out."""
-    return "\n\n".join(filter(None, (part if isinstance(part, str) else "\n".join(part) for part in parts))) + "\n"
+def _part(name: str) -> list[str]:
+    """Return lines of scripts that are always the same."""
+    path = resources.files("numapin.jobs") / "templates" / f"{name}.sh"
+    return path.read_text(encoding="ascii").splitlines()
 
 
 def _statement(*groups: Iterable[str]) -> str:
-    """Return one command of several lines, with one group of words per line."""
-    return " \\\n    ".join(" ".join(group) for group in map(tuple, groups) if group)
+    """Return one command, with a line for one group of words or a few short ones; numapin and the program come last."""
+    *texts, numapin, program = (" ".join(group) for group in map(tuple, groups) if group)
+    fits = len(numapin) + len(program) < _MOST_CHARS
+    lines: list[str] = []
+    for text in [*texts, f"{numapin} {program}"] if fits else [*texts, numapin, program]:
+        if lines and len(lines[-1]) + len(text) < _MOST_CHARS:
+            lines[-1] += f" {text}"
+        else:
+            lines.append(text)
+    return " \\\n    ".join(lines)
 
 
-def _preparation(request: JobRequest, *, folder: str = "") -> list[str]:
-    """Return the first lines: a clean environment, `cd folder` if the manager starts elsewhere, the user's own lines.
+def _script(
+    request: JobRequest,
+    directives: Iterable[str],
+    start: str,
+    *,
+    folder: str = "",
+    first: str = "",
+    forward: Iterable[str] = (),
+    end: Iterable[str] = (),
+) -> str:
+    """Return a script: directives, what wrote it, the user's lines, what the tasks need, and the command `start`.
 
-    bash's strict mode comes last, because `activate` scripts may fail in it.
+    The user's lines run in `folder`, if the manager starts elsewhere. With one task per rank, `first` is the first of
+    several hosts. Without `end` the script becomes `start`, so that signals reach it. Else the script passes them on
+    and waits; `end` then has the exit status, and whether SIGUSR1 has come.
     """
-    # With another agent's USE_AGENT_STORE, no rank of a job without agents would serve the store, and all would wait.
-    # Variables that users set for their own launcher (TORCHELASTIC_ENABLE_FILE_TIMER) stay. OMP_NUM_THREADS is the
-    # user's, unless a launcher has set it.
-    change_folder = [f"cd {folder} || exit"] if folder else []
-    return [_part("clean_environment"), *change_folder, *request.setup, "set -euo pipefail"]
+    cleaned, address, quoted = _part("new_job") if request.nodes > 1 else [], list[str](), list[str]()
+    if request.form is Form.TASK:
+        cleaned = _part("new_ranks")
+        address = [
+            f"MASTER_ADDR={first if request.nodes > 1 else '127.0.0.1'}",
+            "MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports",
+            "export MASTER_ADDR MASTER_PORT",
+        ]
+        quoted = ["# shellcheck disable=SC2016 # expanded by the shell of each task"]
+    enter = [f"cd {folder} || exit"] if folder and request.setup else []
+    run = [*quoted, f"exec {start}"]
+    if end:
+        run = [*_part("signaled"), *quoted, f"{start} &", *_part("wait"), *end]
+    head = ["#!/bin/bash", *directives, f"# {request.written_by}"]
+    lines = [*head, *cleaned, *enter, *request.setup, *address, *forward, *run]
+    return "\n".join([*lines, ""])
 
 
-def _directives(mark: str, options: Mapping[str, object]) -> list[str]:
-    """Return a manager's directives, one per line, from option texts and the values that follow them directly.
+def _started(request: JobRequest, rank_variables: str, *, apptainer: bool = True, first: str = "") -> list[list[str]]:
+    """Return the command of each task, one group of words per line: container, numapin, the user's program.
 
-    True is an option without a value. None, False, 0 and empty values leave the option out. Every value is a number or
-    was checked, because managers have no reliable quoting.
+    With one task per rank, a shell exports `rank_variables`, which only the task knows. `apptainer` is False if the
+    manager itself runs the task in the image. `first` is the first host, if launchers cannot find it.
     """
-    return [f"{mark} {option}{'' if value is True else value}" for option, value in options.items() if value]
-
-
-def _started(request: JobRequest, rank_variables: str, meeting: str, *, apptainer: bool = True) -> list[Iterable[str]]:
-    """Return the command of each task, one group of words per line: shell, container, numapin, the user's program.
-
-    The shell exports the variables that only the task knows: `rank_variables` with one task per rank, `meeting` with
-    one task per host and several hosts. `apptainer` is False if the manager itself runs the task in the image.
-    """
-    is_task, has_hosts = request.form is Form.TASK, request.nodes > 1
-    variables = rank_variables if is_task else meeting
-    exports = [f"    export {variables}"] if is_task or has_hosts else []
-    lines = ["bash -c '", f"    {OPEN_FILES}", *exports, '    exec "$@"\' bash']
     container: list[str] = []
     if request.container and apptainer:
         options_of_gpus = support_of(request.vendor).apptainer_options
         container = ["apptainer", "exec", *options_of_gpus, for_apptainer(request.container)]
     options = [quote(option) for option in request.run_options]
-    shell = ["\n".join(lines)]
-    if is_task:
-        return [shell, container, ["numapin", "exec", *options, "--"], map(quote, rank_command(request))]
-    nnodes = [f"--nnodes={request.nodes}"] if has_hosts else []
-    start = ["numapin", "run", *nnodes, f"--nproc-per-node={request.num_ranks}"]
-    rendezvous = _RENDEZVOUS if has_hosts else ()
-    return [shell, container, start, rendezvous, options, map(quote, run_command(request))]
+    if request.form is Form.TASK:
+        shell = ["bash", "-c", f"'export {rank_variables}; exec \"$@\"'", "bash"]
+        return [shell, container, ["numapin", "exec", *options, "--"], [*map(quote, rank_command(request))]]
+    address = [f"--master-addr={first}"] if first and request.nodes > 1 else []
+    start = ["numapin", "run", f"--nproc-per-node={request.num_ranks}", *address, *options]
+    return [container, start, [*map(quote, run_command(request))]]
 
 
-def _run_to_its_end(
-    request: JobRequest, start: str, *, timer_s: int | None = None, requeue: str = "", preempted: str = ""
+# --- directives ------------------------------------------------------------------------------------------------------
+
+_SAMPLES: Final = {"#SBATCH": "--constraint=ib", "#PBS": "-m e", "#BSUB": "-N"}
+_ALIASES: Final = {
+    "-J": "--job-name",
+    "-N": "--nodes",
+    "-n": "--ntasks-per-node",
+    "--ntasks": "--ntasks-per-node",
+    "-c": "--cpus-per-task",
+    "-G": "--gpus-per-node",
+    "--gpus": "--gpus-per-node",
+    "--gpus-per-task": "--gpus-per-node",
+    "--gres": "--gpus-per-node",
+    "-t": "--time",
+    "-p": "--partition",
+    "-A": "--account",
+    "-a": "--array",
+    "-o": "--output",
+}
+"""Slurm's other names of our options, and options that would contradict them."""
+_REQUIREMENT: Final = "-R"  # of LSF, where several count together
+_OPTION: Final = re.compile(r"--[\w-]+|-l\s*\w+|-(?:gpu|app|wa|wt)\b|-\w")
+
+
+def _directives(
+    mark: str, options: Mapping[str, object], request: JobRequest, *, replaceable: Sequence[str] = ()
 ) -> list[str]:
-    """Return the lines that run `start` and handle signals.
+    """Return a manager's directives, one per line, from option texts and the values that follow them directly.
 
-    Without --signal and `requeue` the script becomes `start`. Otherwise it waits for it and passes SIGUSR1 on, which it
-    sends itself `timer_s` seconds after the start if the manager cannot. If the program then ends with status 0, it has
-    saved and is not done: `requeue` puts the job back into its queue. `preempted` is a command that succeeds if the
-    manager ended the program; then the job is requeued whatever its status is.
+    True is an option without a value. None, False, 0 and empty values leave the option out. Every value is a number or
+    was checked, because managers have no reliable quoting. The user's own directives come last; those of ours in
+    `replaceable` give way to them. Raises UsageError for one that repeats another of ours.
     """
-    if request.signal_s is None and not requeue:
-        return [f"exec {start}"]
-    # `ending` records that the job was asked to save and end.
-    initial, on_usr1 = (" ending=0", "ending=1; ") if requeue else ("", "")
-    lines = [
-        f"{start} &",
-        "run=$!",
-        f"signals=0{initial}",
-        f"trap 'signals=$((signals + 1)); {on_usr1}kill -USR1 \"$run\" || true' USR1",
-        "trap 'signals=$((signals + 1)); kill -TERM \"$run\" || true' TERM",
-    ]
-    if timer_s:
-        lines += ["(", f"    sleep {timer_s} &", "    trap 'kill \"$!\"; exit' TERM"]
-        lines += ['    wait "$!"', "    kill -USR1 $$", ") &", "timer=$!"]
-    lines.append(_part("wait"))
-    if timer_s:
-        lines.append('kill "$timer" 2>/dev/null || true')
-    if preempted:
-        lines += [f"if {preempted}; then", "    ending=1 status=0 # the manager ended the ranks", "fi"]
-    if requeue:
-        lines += ['if [ "$ending" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done', f"    {requeue}", "fi"]
-    return [*lines, 'exit "$status"']
+    ours = {option: f"{option}{'' if value is True else value}" for option, value in options.items() if value}
+    own = []
+    for line in request.directives:
+        text = line.removeprefix(mark).strip()
+        if not text.startswith("-"):
+            raise UsageError(f"--directive {line!r} is not an option", f"for example: --directive='{_SAMPLES[mark]}'")
+        name = _name_of(text, mark)
+        for option in [option for option in ours if _name_of(option, mark) == name != _REQUIREMENT]:
+            if option not in replaceable:
+                raise UsageError(
+                    f"--directive {line!r} contradicts {mark} {ours[option]}, which the script has",
+                    f"see what sets it: numapin job {request.engine} --help",
+                )
+            del ours[option]
+        own.append(text)
+    return [f"{mark} {text}" for text in (*ours.values(), *own)]
+
+
+def _name_of(option: str, mark: str) -> str:
+    """Return the name of a directive's option, such as "--time", "-N" or "-lwalltime"."""
+    match = _OPTION.match(option)
+    name = re.sub(r"\s", "", match[0]) if match else option
+    return _ALIASES.get(name, name) if mark == "#SBATCH" else name
 
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
@@ -155,6 +188,14 @@ def parse_array(text: str) -> str:
     return text
 
 
+def parse_gpus(text: str) -> tuple[str | None, int]:
+    """Return the type, None for any, and the number of GPUs in text such as 8 or a100:8. Raises ValueError."""
+    kind, colon, number = text.rpartition(":")
+    if not re.fullmatch(r"-?[0-9]{1,9}", number) or (colon and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", kind)):
+        raise ValueError(f"{text!r} is not a number of GPUs, such as 8, or a type and a number, such as a100:8")
+    return kind or None, int(number)
+
+
 def slurm(request: JobRequest) -> str:
     """Return a script for sbatch. srun starts `numapin run` once per host, or `numapin exec` once per rank.
 
@@ -162,13 +203,13 @@ def slurm(request: JobRequest) -> str:
     visible. --gpu-bind=none is not used: with it Slurm 22.05 gives several tasks of a host no CUDA_VISIBLE_DEVICES, and
     they see other jobs' GPUs unless a cgroup forbids it. Since 22.05 srun does not inherit --cpus-per-task from sbatch.
     """
-    is_task = request.form is Form.TASK
+    gpus, log = request.gpus_per_node, "%x-%A_%a" if request.array else "%x-%j"
     memory = "0" if request.whole_nodes else None  # all of an exclusive host's; None: the cluster's default
     options = {
         "--job-name=": request.job_name,
         "--nodes=": request.nodes,
         "--ntasks-per-node=": request.tasks_per_node,
-        "--gpus-per-node=": request.gpus_per_node,
+        "--gpus-per-node=": f"{request.gpu_type}:{gpus}" if request.gpu_type else gpus,
         "--cpus-per-task=": request.cpus_per_task,
         "--hint=": "multithread" if request.smt else "nomultithread",
         "--mem=": f"{request.memory_bytes >> 20}M" if request.memory_bytes else memory,
@@ -177,99 +218,73 @@ def slurm(request: JobRequest) -> str:
         "--account=": request.account,
         "--signal=B:USR1@": request.signal_s,
         "--array=": request.array,
-        "--output=": "%x-%A_%a.out" if request.array else "%x-%j.out",
+        "--output=": f"{log}.out",
         "--open-mode=": request.requeue and "append",
         "--exclusive": request.whole_nodes,
         "--requeue": request.requeue,
     }
-    port = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below Linux's range of ephemeral ports"
-    address = [port, "export MASTER_ADDR MASTER_PORT"]
-    if request.nodes > 1:
-        hosts = 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
-        address = [hosts, "MASTER_ADDR=${hosts[0]}", *address, *([] if is_task else [_part("rendezvous_id")])]
-    else:  # numapin run on a single host needs no address
-        address = ["MASTER_ADDR=127.0.0.1", *address] if is_task else []
-
-    step = [f"--nodes={request.nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
+    directives = _directives("#SBATCH", options, request, replaceable=("--output=", "--exclusive", "--mem="))
+    srun = ["srun", f"--ntasks-per-node={request.tasks_per_node}"]
     if request.cpus_per_task:
-        step.append(f"--cpus-per-task={request.cpus_per_task}")
+        srun.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    srun += ["--cpu-bind=none", "--mem-bind=none", "--kill-on-bad-exit=1"]
+    logs: list[str] = []
+    if request.nodes > 1 and f"#SBATCH --output={log}.out" in directives:  # else the user has chosen one file
+        logs = [f"--output={log}-%N.out", *(["--open-mode=append"] if request.requeue else [])]
     pyxis = request.container and for_pyxis(request.container)
     mounts = ['--container-mounts="$PWD:$PWD"', '--container-workdir="$PWD"']
     image = [f"--container-image={pyxis}", *mounts] if pyxis else []
     ids = f"RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={request.num_ranks}"
-    # State which host serves the rendezvous, so that no names are compared, and use the names by which Slurm reaches
-    # hosts.
-    meeting = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"'
-    srun = _statement(
-        ["srun", *step],
-        ["--cpu-bind=none", "--mem-bind=none", "--kill-on-bad-exit=1"],
-        image,
-        *_started(request, ids, meeting, apptainer=not image),
-    )
+    start = _statement(srun, logs, image, *_started(request, ids, apptainer=not image))
     # In the grace time of a preemption Slurm signals the steps but not the batch script, and does not requeue a job
-    # that ends in it. Gang scheduling may also set PreemptTime before it suspends a job that continues later; both
-    # times stay. SuspendTime is the time of the last suspension or resumption (slurm.h).
-    requeue, preempted = ('scontrol requeue "$SLURM_JOB_ID"', _part("preempted")) if request.requeue else ("", "")
-    return _script(
-        ["#!/bin/bash", *_directives("#SBATCH", options)],
-        _preparation(request),
-        address,
-        [
-            "# Slurm binds nothing: numapin binds each rank within the job's CPUs on its host.",
-            "# shellcheck disable=SC2016 # expanded by the shell of each task",
-            *_run_to_its_end(request, srun, requeue=requeue, preempted=preempted),
-        ],
-    )
+    # that ends in it. Gang scheduling may also set PreemptTime, before it suspends a job, which continues later; both
+    # times stay.
+    job = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if request.array else '"$SLURM_JOB_ID"'
+    preempted = f"scontrol show job --oneliner {job} | grep -q ' PreemptTime=[^NU].* SuspendTime=None '"
+    requeue = [
+        'if [ "${signaled-}$status" = 10 ] ||',
+        f"    {preempted}; then",
+        f"    exec scontrol requeue {job} # it has saved, or was preempted",
+        "fi",
+        'exit "$status"',
+    ]
+    first = '"$(scontrol show hostnames | head -n 1)"'
+    return _script(request, directives, start, first=first, end=requeue if request.requeue else ())
 
 
-# --- Open MPI, and the managers in which mpirun starts the ranks -----------------------------------------------------
+# --- Open MPI, and the managers in which mpirun starts the tasks -----------------------------------------------------
 
 
 def mpi(request: JobRequest) -> str:
-    """Return a script around mpirun."""
-    return _script(["#!/bin/bash"], _preparation(request), *_mpirun(request))
+    """Return a script around mpirun, which may run on a host that is not the job's, so it names the first one."""
+    hosts = ["--hostfile", quote(request.hostfile)] if request.hostfile else []
+    first = f'"$({" ".join(["mpirun", "-np", "1", *hosts, "hostname"])})"'
+    return _script(request, [], _mpirun(request, hosts, first=first), first=first, forward=_part("forward"))
 
 
-def _mpirun(
-    request: JobRequest, *, hosts: Sequence[str] = (), timer_s: int | None = None, requeue: str = ""
-) -> list[str | list[str]]:
-    """Return the parts that find the first host, choose the exported variables, and run mpirun on `hosts`."""
-    hosts = [*hosts, *(["--hostfile", quote(request.hostfile)] if request.hostfile else [])]
-    address: list[str] = []
-    if request.nodes > 1 or request.form is Form.TASK:  # numapin run on a single host needs no address
-        # Only mpirun knows its hosts.
-        first = "127.0.0.1" if request.nodes == 1 else f"$({' '.join(['mpirun', '-np', '1', *hosts, 'hostname'])})"
-        port = "MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports"
-        identity = [_part("rendezvous_id")] if request.form is Form.NODE else []
-        address = [f"MASTER_ADDR={first}", port, "export MASTER_ADDR MASTER_PORT", *identity]
+def _mpirun(request: JobRequest, hosts: Sequence[str], *, first: str = "", under: Sequence[str] = ()) -> str:
+    """Return the command that runs mpirun on `hosts`, and exports the variables in the array `forward`."""
     tasks = request.tasks_per_node
     placing = ["-np", str(request.nodes * tasks), "--map-by", f"ppr:{tasks}:node", "--bind-to", "none"]
     ids = (
         "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
         "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE"
     )
-    meeting = 'PET_RDZV_CONF="is_host=$((OMPI_COMM_WORLD_RANK == 0))" PET_LOCAL_ADDR="$(hostname)"'
-    start = _statement(["mpirun", *hosts, *placing, '"${forward[@]}"'], *_started(request, ids, meeting))
-    return [
-        address,
-        _part("export_variables"),  # mpirun exports only those that it is given
-        [
-            "# mpirun binds nothing: numapin binds each rank within its allowed CPUs.",
-            "# shellcheck disable=SC2016 # expanded by the shell of each task",
-            *_run_to_its_end(request, start, timer_s=timer_s, requeue=requeue),
-        ],
-    ]
+    mpirun = [*under, "mpirun", *hosts, *placing, '"${forward[@]}"']
+    return _statement(mpirun, *_started(request, ids, first=first))
 
 
 def pbs(request: JobRequest) -> str:
-    """Return a script for qsub. PBS cannot send a signal before the time limit, so a timer in the script does.
+    """Return a script for qsub. PBS cannot send a signal before the time limit, so `timeout` does.
 
-    Raises UsageError if the number of CPUs is unknown.
+    Raises UsageError if the number of CPUs is unknown, and for an array that is not one range.
     """
     if request.cpus_per_node is None:
         raise UsageError(
             "PBS needs the CPUs of each host as a number", "give it: --cpus-per-task N, or --machine FILE (topo --save)"
         )
+    if request.array and not _RANGE.fullmatch(re.split("[:%]", request.array)[0]):
+        raise UsageError(f"--array {request.array}: PBS takes one range", "for example: --array 0-99, or 0-99:2%4")
     resources = {
         "ncpus": request.cpus_per_node,
         "mpiprocs": request.tasks_per_node,
@@ -279,6 +294,7 @@ def pbs(request: JobRequest) -> str:
     given = [f"{name}={value}" for name, value in resources.items() if value]
     options = {
         "-N ": request.name or request.job_name[:15].rstrip("-"),  # some PBS take 15 letters
+        "-J ": request.array,
         "-l select=": ":".join([str(request.nodes), *given]),
         "-l place=scatter": ":excl" if request.whole_nodes else True,
         "-l walltime=": request.time_s and notation.clock(request.time_s),
@@ -288,11 +304,23 @@ def pbs(request: JobRequest) -> str:
         "-j ": "oe",
         "-V": True,
     }
-    timer_s = request.time_s - request.signal_s if request.time_s and request.signal_s else None
+    timer: list[str] = []
+    if request.time_s and request.signal_s:
+        timer = [
+            "timeout",
+            "--foreground",
+            "--preserve-status",
+            "--signal=USR1",
+            str(request.time_s - request.signal_s),
+        ]
+    file, folder = '"$PBS_NODEFILE"', '"$PBS_O_WORKDIR"'  # PBS starts the script in $HOME
     return _script(
-        ["#!/bin/bash", *_directives("#PBS", options)],
-        _preparation(request, folder='"$PBS_O_WORKDIR"'),
-        *_mpirun(request, hosts=["--hostfile", '"$PBS_NODEFILE"'], timer_s=timer_s),
+        request,
+        _directives("#PBS", options, request, replaceable=("-j ", "-V")),
+        _mpirun(request, ["--hostfile", file, "--wdir", folder], under=timer),
+        folder=folder,
+        first=f'"$(head -n 1 {file})"',
+        forward=_part("forward"),
     )
 
 
@@ -310,28 +338,34 @@ def lsf(request: JobRequest) -> str:
     RESOURCE_RESERVE_PER_TASK. On exclusive hosts no CPUs are requested, or LSF would bind the tasks to them.
     """
     gpus, requeue_status = request.gpus_per_node, 85  # neither bash nor numapin ends with it
+    model = f":gmodel={request.gpu_type}" if request.gpu_type else ""
     resources = [f"span[ptile={request.tasks_per_node}]"]
     if request.memory_bytes:
         resources.append(f"rusage[mem={request.memory_bytes >> 20}MB/host]")
     if request.cpus_per_task is not None and not request.whole_nodes:
         resources.append(f"affinity[{'thread' if request.smt else 'core'}({request.cpus_per_task})]")
+    is_requeued = request.requeue and request.signal_s
     options = {
         "-J ": request.job_name,
         "-n ": request.nodes * request.tasks_per_node,
         "-R ": f'"{" ".join(resources)}"',
-        "-gpu ": gpus and f'"num={gpus}/host:mode=shared:j_exclusive=yes"',
+        "-gpu ": gpus and f'"num={gpus}/host{model}:mode=shared:j_exclusive=yes"',
         "-x": request.whole_nodes,
         "-W ": request.time_s and notation.hours_and_minutes(request.time_s),
         "-q ": request.queue,
         "-P ": request.account,
         "-wa USR1 -wt ": request.signal_s and notation.minutes_begun(request.signal_s),
         "-r": request.requeue,
-        "-Q ": request.requeue and request.signal_s and requeue_status,
+        "-Q ": is_requeued and requeue_status,
         "-o ": f"{request.job_name}-%J.out",
     }
-    requeue = f"status={requeue_status}" if request.requeue and request.signal_s else ""
+    file = '"$LSB_DJOB_HOSTFILE"'
+    requeue = f'[ "${{signaled-}}$status" != 10 ] || exit {requeue_status} # it has saved: LSF queues it again'
     return _script(
-        ["#!/bin/bash", *_directives("#BSUB", options)],
-        _preparation(request),
-        *_mpirun(request, hosts=["--hostfile", '"$LSB_DJOB_HOSTFILE"'], requeue=requeue),
+        request,
+        _directives("#BSUB", options, request, replaceable=("-o ", "-x")),
+        _mpirun(request, ["--hostfile", file]),
+        first=f'"$(head -n 1 {file})"',
+        forward=_part("forward"),
+        end=[requeue, 'exit "$status"'] if is_requeued else (),
     )

@@ -20,6 +20,7 @@ from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
 from numapin.rank import bind, handover
 from numapin.rank.become import BINDING, become, read_binding
+from numapin.rank.inherited import raise_open_files
 from numapin.tasks.identify import is_wrapper_of, parse_count
 from numapin.tasks.slice import Slice, inside, slice_of
 
@@ -147,8 +148,9 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
             say(f"warning: {text}")
     if not rank.exact:
         say(f"warning: rank {task.rank}: {rank.reason}")
+    more_files = raise_open_files()
     if verbose:
-        for text in _details(part, task, applied):
+        for text in filter(None, (*_details(part, task, applied), more_files)):
             say(f"rank {task.rank}: {text}")
     become(list(command), json.dumps(rank.to_json()), rank.num_threads, exported(rank))
 

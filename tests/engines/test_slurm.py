@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
 HERE = Path(__file__).resolve().parent
 SRUN = ("srun", "--cpu-bind=none")
+TORCHRUNS = {
+    **{"LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "gone"},
+    **{"TORCHELASTIC_RUN_ID": "outer", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"},
+}
+"""Variables of a rank of torchrun."""
 
 
 def test_run_in_a_step(cluster: Cluster, tmp_path: Path) -> None:
@@ -87,17 +92,23 @@ def test_exec_takes_the_gpu_that_slurm_gave(cluster: Cluster, fake_nvml: FakeNvm
 
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_job_scripts(cluster: Cluster, tmp_path: Path, form: str) -> None:
-    """Both forms of script start four bound ranks on two machines, which join one group."""
+    """Both forms of script start four bound ranks on two machines, which join one group, even from a rank of torchrun.
+
+    Each machine's output has a file.
+    """
     shape = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=2", "--time=10m", f"--form={form}")
     script = numapin("job", "slurm", *shape, PROBE, str(tmp_path))
     assert script.status == 0, script.err
-    job = cluster.submit(script.out, folder=tmp_path)
+    job = cluster.submit(script.out, folder=tmp_path, **TORCHRUNS)
     assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
     ranks = ranks_in(tmp_path)
     assert_met(ranks, size=4)
     assert_bound(ranks)
     assert [rank["host"] for rank in ranks] == ["node1", "node1", "node2", "node2"]
     assert {rank["cuda"] for rank in ranks} == {"0,1"}
+    assert {path.name for path in tmp_path.glob("*.out")} == {
+        f"probe-{job}{host}.out" for host in ("", "-node1", "-node2")
+    }
 
 
 def test_each_task_of_an_array_has_its_index(cluster: Cluster, tmp_path: Path) -> None:

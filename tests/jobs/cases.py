@@ -50,6 +50,7 @@ CASES: dict[str, str] = {
     " train.py",
     "slurm-apptainer": "slurm --nodes 2 --gpus-per-node 8 --container images/torch.sif --no-python ./train.sh",
     "slurm-share": "slurm --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
+    "slurm-task-requeued": "slurm --form task --nodes 2 --gpus-per-node 8 --time 2h --signal 60 --requeue train.py",
     "slurm-array": "slurm --form task --nodes 2 --gpus-per-node 8 --array 0-7%2 train.py",
     "mpi-node": "mpi --nodes 2 --gpus-per-node 8 --hostfile my\\ hosts --bind exclusive --cpus-per-rank 4"
     " train.py --lr 0.1",
@@ -82,14 +83,19 @@ CASES: dict[str, str] = {
     "slurm-plan": "slurm --form task --gpus-per-node 4 --cpus-per-task 3 --plan a\\ plan\\'s.json --strict train.py",
     "slurm-amd": "slurm --machine {amd} --container a.sif train.py",
     "slurm-intel": "slurm --machine {intel} --container a.sif train.py",
+    "slurm-typed-array": "slurm --nodes 2 --gpus-per-node a100:8 --array 0-9 --signal 60 --time 2h --requeue"
+    " --directive=--constraint=ib --directive '-o logs/%j.out' train.py",
+    "pbs-array": "pbs --gpus-per-node 4 --cpus-per-task 8 --array 0-99:2%4 --time 1h --signal 60 --directive '-m e'"
+    " --setup module\\ load\\ openmpi train.py",
+    "lsf-typed": "lsf --gpus-per-node NVIDIAA100-SXM4-80GB:4 --cpus-per-task 8 --directive '-R select[ib]' train.py",
     "mpi-no-gpu": "mpi --gpus-per-node 0 train.py",
     "pbs-share": "pbs --gpus-per-node 4 --machine {dgx} train.py",
     "lsf-program": "lsf --form task --gpus-per-node 0 --no-python ./train.sh",
     "kubernetes-additions": f"kubernetes --nodes 2 {_POD} --volume pvc/data:/data --volume secret/key:/k/"
     " --volume configmap/a.b:/c:ro --volume emptydir:/scratch:rw --volume emptydir:/dev/shm --volume '/mnt/nvme 0:/a b'"
     " --toleration gpu --toleration a.b/gpu:NoExecute --toleration gpu=yes --toleration gpu=:NoSchedule --env A=b=c"
-    " --env-from configmap/site --resource rdma/ib=1 --resource hugepages-2Mi=4Gi --scheduler mine --no-sys-nice"
-    " --gang coscheduling --ttl 2h train.py",
+    " --env-from configmap/site --resource rdma/ib=1 --resource hugepages-2Mi=4Gi --scheduler mine"
+    " --pod-security baseline --gang coscheduling --ttl 2h train.py",
     "kubernetes-jobset-volcano": f"kubernetes --form jobset --nodes 2 {_POD} --gang volcano --queue team"
     " --device-class gpu.nvidia.com --match-attribute resource.kubernetes.io/pcieRoot train.py",
     "kubernetes-jobset-one-node": f"kubernetes --form jobset {_POD} train.py",
@@ -98,6 +104,10 @@ CASES: dict[str, str] = {
     "kubernetes-trainjob-one-node": f"kubernetes --form trainjob {_POD} --device-class gpu train.py",
     "kubernetes-leaderworkerset-volcano": f"kubernetes --form leaderworkerset --nodes 2 {_POD} --gang volcano train.py",
     "kubernetes-leaderworkerset-one-node": f"kubernetes --form leaderworkerset {_POD} train.py",
+    "kubernetes-restricted": f"kubernetes --nodes 2 {_POD} --pod-security restricted --seccomp-profile numa.json"
+    " --time 2h train.py",
+    "kubernetes-profile": f"kubernetes --form jobset {_POD} --seccomp-profile numa.json --ipc-lock train.py",
+    "kubernetes-baseline": f"kubernetes --form trainjob {_POD} --pod-security baseline train.py",
     "kubernetes-amd": "kubernetes --machine {amd} --container a train.py",
     "kubernetes-intel": "kubernetes --machine {intel} --gpus-per-node 3 --container a train.py",
 }
@@ -114,6 +124,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--bind none --cpus-per-rank 2", "--gpus 0,,1", "--gpus 0,1", "--gpus 4", "--form task --gpus 0,1"),
         *("--plan p.json", "--form task --plan p.json --no-smt", "--form task --dataloader numapin"),
         *("--array ''", "--array a", "--array 1-", "--array 1,", "--array 0-9%", "--array 0-9%0", "--array 0-9:0"),
+        *("--gpus-per-node a100", "--gpus-per-node :8", "--gpus-per-node 'a b:8'", "--directive exclusive"),
+        *("--directive=--nodes=3", "--directive '-t 5' --time 1h", "--directive '--a\n--b'"),
         *("--array '1 2'", "--array=-1", "--array '1\n#SBATCH'", "--array 9-1", "--env A=1", "--hostfile h"),
         *("--container 'a b:c'", "--container=--privileged", "--container dockerd://a", "--container docker://"),
         *("--container docker:///a", "--container 'docker://#a'", "--container 'a#'", "--container 'nvcr.io#'"),
@@ -125,13 +137,31 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--gpus-per-node 9", "--gpus 0,8", "--bind exclusive --cpus-per-rank 64 --strict", "--cpus-per-task 257"),
         *("--form task --gpus-per-node 0 --ranks-per-node 200", "--form task --cpus-per-task 33", "--mem-per-node 90T"),
     ),
-    "mpi --gpus-per-node 4": ("--nodes 0", "--container /images/a.sqsh", "--time 1h", "--requeue"),
-    "pbs --gpus-per-node 4": ("", "--array 1"),
+    "mpi --gpus-per-node 4": (
+        "--gpus-per-node a100:4",
+        "--directive=-x",
+        "--nodes 0",
+        "--container /images/a.sqsh",
+        "--time 1h",
+        "--requeue",
+    ),
+    "pbs --gpus-per-node 4": ("",),
+    "pbs --gpus-per-node 4 --cpus-per-task 4": (
+        *(
+            "--array 1",
+            "--array 1,2",
+            "--array 0-3,5",
+            "--gpus-per-node a100:4",
+            "--directive '-l select=1'",
+            "--directive=-Nname",
+        ),
+    ),
     "kubernetes --gpus-per-node 4": (
         *("", "--gpus 8", "--nodes 0", f"{_POD_SIZE} --container /a.sif", "--mem-per-node 8G --container a"),
         *("--cpus-per-task 8 --container a", _POD_SIZE, f"{_POD_SIZE} --container a --job-name 'a\nb: c'"),
     ),
     f"kubernetes --nodes 2 {_POD}": (
+        *("--ipc-lock --pod-security baseline", "--pod-security none", "--seccomp-profile ''", "--gpus-per-node a:4"),
         *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2", "--env ROLE_RANK=1"),
         *("--env TORCHELASTIC_RUN_ID=1", "--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env NUMAPIN_BINDING=5"),
         *("--env NUMAPIN_DATALOADER=numapin", "--env LOCAL_RANK=0", "--env-from wandb", "--env-from secret/"),

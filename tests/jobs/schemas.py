@@ -87,7 +87,8 @@ def _spec(pod: dict[str, Any]) -> dict[str, Any]:
 
 def _validate(document: dict[str, Any]) -> None:
     """Hold a built-in kind against the oldest and newest schemas; what is newer than the oldest, against the newest."""
-    is_new = "resourceClaim" in json.dumps(document) or document["apiVersion"] == "resource.k8s.io/v1"
+    newer = ("resourceClaim", "backoffLimitPerIndex", "resource.k8s.io/v1")
+    is_new = any(f'"{word}' in json.dumps(document) for word in newer)
     name = f"{document['kind'].lower()}-{document['apiVersion'].replace('batch/', 'batch-').replace('.k8s.io/', '-')}"
     for version in versions()[1:] if is_new else versions():
         _built_in(name, version).validate(document)

@@ -76,6 +76,7 @@ class Screens:
         """Return output without colors, and without what differs between machines and versions."""
         text = _STYLE.sub("", raw.decode()).replace(str(self.folder), "/FOLDER")
         text = text.replace(f"version {__version__}", "version VERSION")
+        text = text.replace(f"Written by numapin {__version__}", "Written by numapin VERSION")
         return text if text.endswith("\n") or not text else f"{text}\n"
 
     def record(self, words: Sequence[str]) -> str:

@@ -1,7 +1,4 @@
-status=0
-wait "$run" || status=$?
-while [ "$signals" -gt 0 ]; do # a signal interrupts wait, not the run
-    signals=$((signals - 1)) status=0
-    wait "$run" || status=$?
-done
-trap : USR1 TERM # the run has ended, and its pid may be reused
+while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends wait, but not the run
+trap '' USR1 TERM
+wait $!
+status=$?

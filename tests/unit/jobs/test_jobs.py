@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
+import numapin
 from numapin import Topology
 from numapin.errors import UsageError
 from tests.jobs import schemas
@@ -79,6 +81,61 @@ def test_directives_come_first_and_hold_no_shell(engine: str) -> None:
     assert not [line for line in directives if set(line) & set("$`'\\;&|")]
 
 
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+def test_a_script_has_eight_lines_of_ours(engine: str) -> None:
+    """Besides the manager's directives, a script for several hosts has eight lines at most, and is free of secrets."""
+    given = "--nodes 2 --gpus-per-node 8" + (" --cpus-per-task 64" if engine == "pbs" else "")
+    lines = write([engine, *given.split(), "train.py", "--token=abc", "two\nlines"]).splitlines()
+    ours = [line for line in lines if not re.match("#(SBATCH|PBS|BSUB) ", line)]
+    assert len(ours) <= 8, ours
+    (written_by,) = [line for line in ours if line.startswith("# Written by ")]
+    command = f"numapin job {engine} {given} train.py '--token=***' $'two\\nlines'"
+    assert written_by == f"# Written by numapin {numapin.__version__}: {command}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "has", "has_not"),
+    [
+        ("slurm", ["--directive=--constraint=ib"], "#SBATCH --constraint=ib", "#SBATCH #SBATCH"),
+        ("slurm", ["--directive=#SBATCH --qos=high"], "#SBATCH --qos=high", "#SBATCH #SBATCH"),
+        ("slurm", ["--directive=-o logs/%j.out"], "#SBATCH -o logs/%j.out", "--output="),
+        ("slurm", ["--directive=--time=5"], "#SBATCH --time=5", "#SBATCH #SBATCH"),
+        ("pbs", ["--directive=-l place=pack"], None, "-l place=pack"),
+        ("pbs", ["--directive=-l software=a"], "#PBS -l software=a", "#PBS #PBS"),
+        ("pbs", ["--directive=-joe"], "#PBS -joe", "#PBS -j oe"),
+        ("lsf", ["--directive=-R select[ib]"], "#BSUB -R select[ib]", "#BSUB #BSUB"),
+        ("lsf", ["--directive=-N"], "#BSUB -N", "#BSUB #BSUB"),
+        ("lsf", ["--directive=-gpu num=3"], None, "num=3"),
+        ("slurm", ["--directive=-N5"], None, "-N5"),
+        ("slurm", ["--directive=-n 5"], None, "-n 5"),
+        ("slurm", ["--directive=--gres=gpu:2"], None, "gres"),
+        ("slurm", ["--time=1h", "--directive=-t 5"], None, "-t 5"),
+        ("slurm", ["--directive=constraint"], None, "#SBATCH constraint"),
+        ("slurm", ["--directive=--a\nexit"], None, "exit"),
+        ("slurm", ["--directive="], None, "#SBATCH \n"),
+    ],
+)
+def test_directives_are_added_or_refused(engine: str, given: list[str], has: str | None, has_not: str) -> None:
+    """A line of one's own comes last; it may replace a default of ours, and may not contradict what was asked for."""
+    arguments = [engine, "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", *given, "train.py"]
+    if has is None:
+        with pytest.raises(UsageError, match="--directive"):
+            write(arguments)
+        return
+    lines = write(arguments).split("# Written by")[0].splitlines()
+    assert lines[-1] == has
+    assert not [line for line in lines if has_not in line]
+    if has_not == "--output=":
+        assert "%N" not in write(arguments)  # everything is in the file that the user named
+
+
+def test_each_host_has_a_log_file_under_slurm() -> None:
+    """With several hosts srun writes a file for each; a job that may be requeued appends to them."""
+    text = write(["slurm", "--nodes=2", "--gpus-per-node=2", "--array=0-3", "--requeue", "train.py"])
+    assert "--output=%x-%A_%a-%N.out --open-mode=append" in text
+    assert "%N" not in write(["slurm", "--gpus-per-node=2", "train.py"])
+
+
 # --- Kubernetes ------------------------------------------------------------------------------------------------------
 
 
@@ -98,9 +155,8 @@ def test_pods_are_guaranteed_and_get_the_words_that_were_typed(form: str) -> Non
     (container,) = template["spec"]["containers"]
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert container["resources"]["limits"] == {"cpu": 16, "memory": "65536Mi", "nvidia.com/gpu": 2}
-    words = [expanded(word) for word in container["args"]]
+    words = [expanded(word) for word in container["command"] + container["args"]]
     assert words == ["numapin", "run", *HOSTILE, "$$(A)", "$(A)", "$$", "$", "$$$(A)"]
-    assert expanded(container["command"][2]).startswith('ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit')
 
 
 _POD = ["--gpus-per-node", "4", "--cpus-per-task", "8", "--mem-per-node", "8G", "--container", "a"]
@@ -178,7 +234,8 @@ def test_what_no_script_can_hold_is_refused(arguments: list[str], message: str, 
 def test_output_is_the_script(tmp_path: Path) -> None:
     """--output writes the same text as stdout would get, and prints nothing."""
     assert write(["slurm", "--gpus-per-node", "4", "--output", str(tmp_path / "job.sh"), "train.py"]) == ""
-    assert (tmp_path / "job.sh").read_text() == write(["slurm", "--gpus-per-node", "4", "train.py"])
+    written, shown = (tmp_path / "job.sh").read_text(), write(["slurm", "--gpus-per-node", "4", "train.py"])
+    assert written.replace(f"--output {tmp_path}/job.sh ", "") == shown
 
 
 def test_only_gpus_of_the_ranks_vendor_count(tmp_path: Path) -> None:
