@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import did_you_mean, gib, parse_size, render_size
 from numapin.base.records import to_json
-from numapin.doctor import machine, network, software  # noqa: F401 - their checks are in CHECKS, in this order
+from numapin.doctor import gpus, machine, network, software  # noqa: F401 - their checks are in CHECKS, in this order
 from numapin.doctor.check import CHECKS, DoctorSeverity, Host
 from numapin.topology.nics import rdma_adapters
 
