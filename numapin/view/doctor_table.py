@@ -38,11 +38,12 @@ def doctor_table(report: DoctorReport) -> RenderableType:
         if not findings:
             continue
         rows: list[tuple[str, RenderableType]] = []
-        for finding in findings:
+        for finding, following in zip(findings, [*findings[1:], None], strict=True):
             shown = [Text(finding.what)]
-            if severity in _TO_MEND:  # the others take one line each
+            is_last_of_check = following is None or following.check != finding.check
+            if severity in _TO_MEND and is_last_of_check:  # the others take one line each
                 shown += [Text(f"why: {finding.why}", style="dim"), Text(f"seen: {finding.where}", style="dim")]
-            if severity in _TO_MEND and finding.remedy:
+            if severity in _TO_MEND and is_last_of_check and finding.remedy:
                 shown.append(Text(f"fix: {finding.remedy}", style="cyan"))
             rows.append((finding.check, Group(*shown)))
         parts += [Text(f"{severity or 'unknown'} ({len(findings)})", style=style), _table(rows), Text()]

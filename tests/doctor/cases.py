@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numapin import Link, Nic, Topology
@@ -409,14 +410,16 @@ HEALTH = (
     _of_health("gpu-processes", "ten, and there must be none", _SOUND, **_MANY, must_be_idle=True),
     _of_health("gpu-processes", "no answer, and there must be none", _NO_ANSWER, must_be_idle=True),
     *(
-        Case(check, f"{label}, {gpus} GPU", answers={"nvml": nvml}, machine=grid(gpus=[0] * gpus))
-        for check in ("ecc", "slowdown", "gpu-processes")
+        Case(check, f"{label}, {gpus} GPU{', idle' * is_idle}", {}, {"nvml": nvml}, grid(gpus=[0] * gpus), is_idle)
+        for check, is_idle in (*product(("ecc", "slowdown"), (False,)), *product(("gpu-processes",), (False, True)))
         for label, nvml, gpus in (
             ("no driver", _NO_DRIVER, 0),
             ("no driver", _NO_DRIVER, 1),
             ("a driver that does not match", _NVML["a driver that does not match"], 0),
         )
     ),
+    Case("gpu-processes", "an AMD GPU", answers={"nvml": _NO_DRIVER}, machine=_amd(visible=True)),
+    Case("gpu-processes", "an AMD GPU, idle", {}, {"nvml": _NO_DRIVER}, _amd(visible=True), must_be_idle=True),
 )
 
 _GPU0 = gpu(0, 0).pci or ""

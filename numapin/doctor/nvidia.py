@@ -113,7 +113,11 @@ def slowdown(live: Live, host: Host) -> Result:
 def gpu_processes(live: Live, host: Host) -> Result:
     """Find processes that compute on GPUs before a job has started."""
     healths = _healths(live, host)
+    remedy = "run it as root, or without --expect idle"
     if isinstance(healths, Result):
+        is_unknown = healths.severity is None or host.topology.gpus  # of other vendors
+        if host.must_be_idle and is_unknown:
+            return error(f"which processes use the GPUs is unknown: {healths.what}", remedy=remedy)
         return healths
     shown = []
     for each in live.gpu_users:
@@ -127,7 +131,6 @@ def gpu_processes(live: Live, host: Host) -> Result:
         pids = " ".join(str(each.pid) for each in live.gpu_users[:_MOST_SHOWN])
         return error("; ".join(shown), remedy=f"find out whose they are: ps -o pid,user,lstart,cmd {pids}")
     if unread:
-        remedy = "run it as root, or without --expect idle"
         return error(unread, remedy=remedy) if host.must_be_idle else unknown(unread)
     return ok("; ".join(shown) or "no process computes on a GPU")
 
