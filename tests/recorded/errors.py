@@ -152,6 +152,8 @@ WRONG: Final = (
     "top --json",
     "top --interval 0",
     "top --once --openmetrics --json",
+    "top --once --all",
+    "top --once --openmetrics --all run-x",
     "doctor extra",
     "doctor --root nope",
     "doctor --machine nope.json",

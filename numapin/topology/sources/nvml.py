@@ -103,8 +103,8 @@ def read_nvml(*, with_health: bool = False) -> NvmlReadings:
 
 
 @contextlib.contextmanager
-def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]]]:
-    """Keep NVML started; yield a function that reads the load of these GPUs: UUID -> load.
+def open_loads(uuids: Iterable[str] | None) -> Iterator[Callable[[], dict[str, GpuLoad]]]:
+    """Keep NVML started; yield a function that reads the load of these GPUs (None: of all): UUID -> load.
 
     GPUs that do not answer are left out, and all of them if NVML does not start. Each GPU takes 20 ms, the time over
     which NVML counts the bytes.
@@ -114,7 +114,12 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
             yield dict
             return
         handles: dict[str, object] = {}
-        for uuid in uuids:
+        if uuids is None:
+            for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
+                with contextlib.suppress(nvml.NVMLError):
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    handles[_text(nvml.nvmlDeviceGetUUID(handle))] = handle
+        for uuid in uuids or ():
             with contextlib.suppress(nvml.NVMLError):
                 handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
         yield lambda: without_none({uuid: _load(nvml, handle) for uuid, handle in handles.items()})
