@@ -17,13 +17,15 @@ from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
 from numapin.doctor.check import DoctorSeverity, Host
 from numapin.doctor.live import read_live
-from numapin.doctor.model import NAMES, DoctorReport, compare, counts_of, examine, parse_counts, parse_names
+from numapin.doctor.model import IDLE, NAMES, DoctorReport, compare, counts_of, examine, parse_expected, parse_names
 from numapin.errors import LibnumaError, UsageError
 from numapin.system.tree import Tree
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numapin.topology.model import Topology
 
 
 def _refuse_machine(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -36,19 +38,19 @@ def _refuse_machine(_ctx: click.Context, _option: click.Parameter, value: str | 
 
 
 class _Expected(MachinePath):
-    """Counts such as gpus=8, or a machine file that has them."""
+    """Counts such as gpus=8, the word idle, or a machine file."""
 
     def convert(  # type: ignore[override] # counts are no path
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | Mapping[str, int]:
-        """Return the path of a file that exists or has no "=" in its name, else counts."""
+    ) -> str | Mapping[str, int | str]:
+        """Return the path of a file that exists or has no "=" in its name, else what is expected."""
         if not value:
             self.fail("is empty; give a machine file, or counts such as gpus=8,nodes=2", param, ctx)
         path = str(super().convert(value, param, ctx))
-        if "=" not in path or os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
+        if ("=" not in path and path != IDLE) or os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
             return path
         try:
-            return parse_counts(path)
+            return parse_expected(path)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -68,9 +70,11 @@ _NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False
 @click.option(
     "--expect",
     type=_Expected(),
+    multiple=True,
     metavar="FILE|COUNTS",
     help="Report an error unless the machine has exactly what a machine file has (topo --save), or these counts: "
-    "sockets, nodes, cores, cpus, gpus, nics, memory, e.g. gpus=8,nodes=2,nics=8.",
+    "sockets, nodes, cores, cpus, gpus, nics, ports, memory, driver, e.g. gpus=8,nics=8,driver=580; or, with the word "
+    "idle, if a process computes on a GPU. May be given several times.",
 )
 @click.option(
     "--fail-on",
@@ -85,7 +89,7 @@ def doctor(
     gpu_nodes: tuple[tuple[str, int], ...] | None,
     only: tuple[str, ...] | None,
     skip: tuple[str, ...] | None,
-    expect: str | Mapping[str, int] | None,
+    expect: tuple[str | Mapping[str, int | str], ...],
     fail_on: str,
     as_json: bool,
 ) -> None:
@@ -95,24 +99,35 @@ def doctor(
     Examples:
       numapin doctor                          this machine, as this user
       numapin doctor --root capture --json    a captured machine, for scripts
-      numapin doctor --only driver,cpuset --expect gpus=8,nics=8 --fail-on warning
+      numapin doctor --only driver,ecc,xid --expect gpus=8,idle --fail-on warning
                                               for the prolog of a batch system
 
     Exit status: 1 if an error is found (see --fail-on), else 0.
     """
     if not set(only or NAMES) - set(skip or ()):
         raise UsageError("--skip leaves out each check of --only", "leave one of them out")
+    like: Topology | None = None
+    expected: dict[str, int | str] = {}
+    for each in expect:
+        if isinstance(each, str):
+            like = discover(machine=each)
+            expected |= counts_of(like)
+        else:
+            expected |= each
+    if IDLE in expected and root:
+        raise UsageError("--expect idle needs the running machine", "leave out --root")
+    if IDLE in expected and "gpu-processes" in (skip or ()):
+        raise UsageError("--expect idle makes the check that --skip leaves out", "leave one of them out")
     try:
         topology = topology_from(gpu_nodes=gpu_nodes, root=root)
     except LibnumaError:  # a finding, so the machine's files are read without it
         topology = discover(root=Path("/"), gpu_nodes=gpu_nodes or ())
     folder = root or Path("/")
     live = None if root else read_live(topology, os.environ)
-    host = Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live)
+    host = Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live, must_be_idle=IDLE in expected)
     findings = examine(host, only=only or NAMES, skip=skip or ())
-    if expect is not None:
-        expected = counts_of(discover(machine=expect)) if isinstance(expect, str) else expect
-        findings = (compare(topology, expected), *findings)
+    if expected.keys() - {IDLE}:
+        findings = (*compare(host, expected, like=like), *findings)
     gpus = topology.visible_gpus
     nodes = CpuSet(gpu.node for gpu in gpus if gpu.node is not None)
     report = DoctorReport(

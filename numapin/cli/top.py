@@ -23,9 +23,8 @@ from numapin.cli.output import emit, json_text, require_writable, show, width_of
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.run_folder import LAST
 from numapin.observe.find import find_job
-from numapin.observe.sample import Sampler
+from numapin.observe.node import JobFollower, NodeFollower, origin_of
 from numapin.observe.top import LoopPaces
-from numapin.observe.top import top as compare
 from numapin.topology.sources.nvml import open_loads
 
 if TYPE_CHECKING:
@@ -65,6 +64,13 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     help="Write metrics in OpenMetrics format: one sample to stdout (also with -), or to a file that is replaced every "
     "interval, for node_exporter's textfile collector.",
 )
+@click.option(
+    "--all",
+    "of_all",
+    is_flag=True,
+    help=f"With {_OPENMETRICS} FILE: write the metrics of all runs of this user on this host, for root those of all "
+    "users, until it is stopped.",
+)
 def top(
     run: str | None,
     pids: tuple[int, ...] | None,
@@ -73,6 +79,7 @@ def top(
     once: bool,
     as_json: bool,
     metrics: str | None,
+    of_all: bool,
 ) -> None:
     """Show the steps, CPUs, memory and GPU of each rank live; Ctrl-C quits.
 
@@ -91,11 +98,20 @@ def top(
       numapin top --once --json        one sample for scripts
       numapin top --openmetrics /var/lib/node_exporter/numapin.prom
                                        metrics for a monitoring system, until the job ends
+      numapin top --openmetrics /var/lib/node_exporter/numapin.prom --all
+                                       of all runs on this host, as a service
     """
     if metrics is not None and as_json:
         raise UsageError(f"--json and {_OPENMETRICS} cannot be combined", "give one of them")
     if as_json and not once:
         raise UsageError("--json prints one sample", f"type: {_ONCE} --json")
+    if of_all:
+        if run is not None or pids is not None:
+            raise UsageError("--all and a job cannot be combined", "give one of them")
+        if metrics is None or (metrics == "-" and not once):
+            raise UsageError(f"--all needs {_OPENMETRICS} FILE, or --once", f"type: {_ONCE} {_OPENMETRICS} --all")
+        _export_all(None if metrics == "-" else Path(metrics), interval_s, once=once)
+        return
     console = None if once or metrics is not None else _terminal()
 
     def find() -> RunningJob:
@@ -116,7 +132,7 @@ def top(
         if console is not None:
             _watch(console, seen)
         elif metrics is not None:
-            _export(seen, job.name, None if metrics == "-" else Path(metrics), once=once)
+            _export(seen, job, None if metrics == "-" else Path(metrics), once=once)
         else:
             now = next(seen)
             if as_json:
@@ -139,28 +155,16 @@ def _follow(
 
     Ranks that were restarted are looked for when ranks are gone, and those of a run that start later until it has all.
     """
-    sampler = Sampler(job, loads)
-    before, next_search_s = sampler.sample(), 0.0
+    follower, next_search_s = JobFollower(job, again, loads), 0.0
     while True:
         wait()
-        now = sampler.sample()
-        seen = compare(job.name, job.plan, before=before, now=now)
+        seen = follower.look()
         yield seen
-        before = now
-        is_starting = job.owner is not None and len(job.pids) < len(job.plan.ranks)
-        has_gone = any(rank.is_gone for rank in seen.ranks)
-        if not (has_gone or is_starting) or time.monotonic() < next_search_s:
+        if not follower.is_incomplete(seen) or time.monotonic() < next_search_s:
             continue
         next_search_s = time.monotonic() + _SEARCH_EVERY_S
-        try:
-            found = again()
-        except UsageError:  # it has ended, or its launcher was killed while ranks are still running
-            if seen.has_ended:
-                return
-            continue
-        if found.pids != job.pids:
-            job, sampler = found, Sampler(found, loads)
-            before = sampler.sample()
+        if follower.search(seen):
+            return
 
 
 def _terminal() -> Console:
@@ -200,26 +204,55 @@ def _watch(console: Console, seen: Iterator[Top]) -> None:
     say("the job ended")
 
 
-def _export(seen: Iterator[Top], run: str, path: Path | None, *, once: bool) -> None:
+def _export(seen: Iterator[Top], job: RunningJob, path: Path | None, *, once: bool) -> None:
     """Write one sample to stdout or a file, or all to a file until the job ends. Raises NumapinError.
 
     When the job ends, or the export does, the file only says so: figures that are no longer true would stay there.
     """
     from numapin.view.openmetrics import ended, openmetrics
 
+    if path is not None:
+        require_writable(path, option=_OPENMETRICS)
+    origin = origin_of(job, os.environ)
     if path is None:
-        emit(openmetrics(next(seen)))
+        emit(openmetrics([(next(seen), origin)]))
         return
-    require_writable(path, option=_OPENMETRICS)
     if once:
-        write(openmetrics(next(seen)), path, option=_OPENMETRICS)
+        write(openmetrics([(next(seen), origin)]), path, option=_OPENMETRICS)
         return
     try:
         for now in seen:
-            write(openmetrics(now), path, option=_OPENMETRICS)
+            write(openmetrics([(now, origin)]), path, option=_OPENMETRICS)
     finally:
-        write(ended(run), path, option=_OPENMETRICS)
+        write(ended(job.name, origin), path, option=_OPENMETRICS)
     say("the job ended")
+
+
+def _export_all(path: Path | None, interval_s: float, *, once: bool) -> None:
+    """Write a sample of all runs to stdout or a file, or all samples to a file until a signal. Raises NumapinError.
+
+    At the end the file has no metrics.
+    """
+    from numapin.view.openmetrics import no_metrics, openmetrics
+
+    if path is not None:
+        require_writable(path, option=_OPENMETRICS)
+    with open_loads(None) as loads, suppress(KeyboardInterrupt), _ended_by_signals():
+        node = NodeFollower(loads, os.environ)
+        node.look()  # finds the runs
+        try:
+            while True:
+                time.sleep(interval_s)
+                text = openmetrics(node.look(), num_unread=node.num_unread)
+                if path is None:
+                    emit(text)
+                else:
+                    write(text, path, option=_OPENMETRICS)
+                if once:
+                    return
+        finally:
+            if path is not None and not once:
+                write(no_metrics(), path, option=_OPENMETRICS)
 
 
 @contextmanager

@@ -65,6 +65,33 @@ def unknown(what: str) -> Result:
     return Result(None, what)
 
 
+class GpuUser(NamedTuple):
+    """A process that computes on a GPU, by NVML's index. `name` and `user` are None if the process cannot be seen."""
+
+    gpu: int
+    pid: int
+    used_bytes: int | None
+    name: str | None
+    user: str | None
+
+
+class Xid(NamedTuple):
+    """An error that NVIDIA's driver wrote into the kernel log. `at_s` is in seconds since 1970."""
+
+    code: int
+    pci: str
+    at_s: float
+    message: str
+
+
+class KernelLog(NamedTuple):
+    """The driver's errors in the kernel log, oldest first. None: it cannot be read, and `problem` has the reason."""
+
+    xids: tuple[Xid, ...] | None
+    begins_s: float | None = None  # when its first message was written, in seconds since 1970; None: at the boot
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """Facts that only the running machine has."""
@@ -81,6 +108,8 @@ class Live:
     nccl: Mapping[str, str]  # the NCCL packages, or the path of the library without a package, with their versions
     shm_bytes: int | None
     shm_free_bytes: int | None
+    gpu_users: tuple[GpuUser, ...] = ()
+    kernel_log: KernelLog = KernelLog(())
     jobs: Mapping[str, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
     """The NIC_VARIABLES of each running rank on this host, by its job's address and local rank."""
 
@@ -92,6 +121,7 @@ class Host:
     tree: Tree
     topology: Topology
     live: Live | None
+    must_be_idle: bool = False  # whether a process on a GPU is a fault, as before a job
 
     def match(self, path: str, pattern: str) -> str | None:
         """Return the first group of a pattern in a file; None if the file is missing, unreadable or garbled."""

@@ -9,19 +9,25 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import pwd
+import re
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.text import printable
 from numapin.data import torch_names
-from numapin.doctor.check import NIC_VARIABLES, Live
+from numapin.doctor.check import NIC_VARIABLES, GpuUser, KernelLog, Live, Xid
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
 from numapin.observe.find import local_rank
-from numapin.system import memory, nccl_files, numa
+from numapin.system import memory, nccl_files, numa, proc
 from numapin.system.proc import all_pids, environment_of
+from numapin.topology.address import pci_address
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 
@@ -29,10 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numapin.topology.model import Topology
+    from numapin.topology.readings import NvmlReadings
 
 _NCCL_PACKAGES: Final = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
 _MOST_CHARS: Final = 60  # of a job's address
+_MOST_RECORDS: Final = 1 << 17  # of the kernel's buffer, which may be filled while it is read
+_JOURNAL_S: Final = 5.0
+_RECORD: Final = re.compile(r"([0-9]+),([0-9]+),([0-9]+),[^;]*;(.*)")
+_XID: Final = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): ([0-9]{1,6}), ?(.*)")
 
 
 def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
@@ -53,10 +64,13 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
     if torch is not None:  # its data path may be off with this torch, which torch's files show
         site_packages = Path(str(metadata.distribution("torch").locate_file("")))
         torch_off = torch_names.explained_in(site_packages, torch_names.TORCH, torch)
+    nvml = read_nvml(with_health=True)
     return Live(
         environ=environ,
         refused=refused,
-        nvml=read_nvml(),
+        nvml=nvml,
+        gpu_users=gpu_users(nvml),
+        kernel_log=read_kernel_log(),
         libnuma=libnuma,
         streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         torch=torch,
@@ -127,6 +141,84 @@ CALLS: Final[dict[str, Callable[[int], str | None]]] = {
     "mbind": _try_mbind,
     "move_pages": _try_move_pages,
 }
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def gpu_users(nvml: NvmlReadings) -> tuple[GpuUser, ...]:
+    """Return the processes that compute on GPUs, with their names and users as far as this process may see them."""
+    found = []
+    for gpu in nvml.gpus or ():
+        for process in (gpu.health.processes if gpu.health else None) or ():
+            name = user = None
+            with suppress(OSError, proc.Gone):
+                name = printable(proc.read(f"{proc.folder_of(process.pid)}/comm").strip())
+                uid = Path(proc.folder_of(process.pid)).stat().st_uid
+                user = f"uid {uid}"
+                with suppress(KeyError):
+                    user = pwd.getpwuid(uid).pw_name
+            found.append(GpuUser(gpu.index, process.pid, process.used_bytes, name, user))
+    return tuple(found)
+
+
+def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl") -> KernelLog:
+    """Return the driver's errors in the kernel's own buffer, or else in the journal of this boot."""
+    begins_s: float | None
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        lines = _kernel_messages(path)
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+        try:
+            # With a full path: prologs have no PATH, and root's must not lead to another user's program.
+            done = subprocess.run(
+                [journal, "--dmesg", "--boot", "--quiet", "--no-pager", "--output=short-unix", "--lines=20000"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_JOURNAL_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return KernelLog(None, problem=problem)
+        matches = re.findall(r"^([0-9]+\.[0-9]+) \S+ kernel: (.*)$", done.stdout.decode(errors="replace"), re.MULTILINE)
+        if not matches:
+            return KernelLog(None, problem=f"{problem}; the journal shows no message of the kernel")
+        entries, begins_s = [(float(at), text) for at, text in matches], float(matches[0][0])
+    else:
+        # "6,339,5140900,-;text": priority and facility, number, microseconds since boot, flags. Facility 0 is the
+        # kernel's own: programs may write here, too.
+        records = [match.groups() for match in map(_RECORD.match, lines) if match and int(match[1]) >> 3 == 0]
+        entries = [(booted_s + int(at) / 1e6, text) for _, _, at, text in records]
+        is_whole = not records or int(records[0][1]) == 0
+        begins_s = None if is_whole else entries[0][0]
+    xids = []
+    for at_s, text in entries:
+        match = _XID.match(text)
+        if match:
+            pci = pci_address(match[1] if "." in match[1] else f"{match[1]}.0") or match[1]
+            xids.append(Xid(int(match[2]), pci, at_s, match[3]))
+    return KernelLog(tuple(xids), begins_s)
+
+
+def _kernel_messages(path: str) -> list[str]:
+    """Return the records of the kernel's buffer. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    chunks: list[bytes] = []
+    try:
+        for _ in range(_MOST_RECORDS):
+            try:
+                chunk = os.read(descriptor, 8192)  # the kernel gives one record a call
+            except BrokenPipeError:  # the next record was overwritten while this one was read
+                continue
+            except BlockingIOError:
+                break
+            if not chunk:  # a file in its place
+                break
+            chunks.append(chunk)
+    finally:
+        os.close(descriptor)
+    return b"".join(chunks).decode(errors="replace").split("\n")
 
 
 # --- packages, libraries and jobs ------------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import did_you_mean, gib, parse_size, render_size
 from numapin.base.records import to_json
-from numapin.doctor import machine, network, software  # noqa: F401 - their checks are in CHECKS, in this order
+from numapin.doctor import machine, network, nvidia, software  # noqa: F401 - their checks are in CHECKS, in this order
 from numapin.doctor.check import CHECKS, DoctorSeverity, Host
-from numapin.topology.nics import rdma_adapters
+from numapin.topology.nics import natural, rdma_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 
 NAMES: Final = (*(check.name for check in CHECKS), "topology")
 """The names that --only and --skip accept: the checks, and the notes on what could not be read."""
+IDLE: Final = "idle"
+"""The word of --expect for GPUs on which no process computes: the check that makes it so is `_OF_IDLE`."""
+_OF_IDLE: Final = "gpu-processes"
+_DRIVER: Final = "driver"
+
+
+def _active_ports(topology: Topology) -> int | None:
+    """Return the number of RDMA NICs whose first port is active; None if that is unknown of one."""
+    states = [nic.is_up for nic in rdma_adapters(topology).values()]
+    return None if None in states else sum(map(bool, states))
+
+
 _COUNTED: Final[Mapping[str, Callable[[Topology], int | None]]] = {
     "sockets": lambda topology: len(topology.packages),
     "nodes": lambda topology: len(topology.cpu_nodes),
@@ -26,9 +39,16 @@ _COUNTED: Final[Mapping[str, Callable[[Topology], int | None]]] = {
     "cpus": lambda topology: len(topology.cpus),
     "gpus": lambda topology: len(topology.gpus),
     "nics": lambda topology: len(rdma_adapters(topology)),
+    "ports": _active_ports,
     "memory": lambda topology: topology.memory_bytes,
 }
-"""The counts that --expect compares: NUMA nodes with CPUs, and NICs for RDMA, among them."""
+"""The counts that --expect compares: NUMA nodes with CPUs, NICs for RDMA, and those with an active port, among them."""
+_NAMED: Final[Mapping[str, Callable[[Topology], set[str]]]] = {
+    "gpus": lambda topology: {gpu.pci for gpu in topology.gpus if gpu.pci},
+    "nics": lambda topology: set(rdma_adapters(topology)),
+    "ports": lambda topology: {name for name, nic in rdma_adapters(topology).items() if nic.is_up},
+}
+"""The names of what is counted, for what is missing."""
 _MEMORY_TOLERANCE: Final = 0.05  # firmware and crash kernels keep different parts of it
 
 
@@ -86,43 +106,89 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def parse_counts(text: str) -> dict[str, int]:
-    """Return what a host must have, from gpus=8,nodes=2,memory=1T. Raises ValueError."""
-    counts = {}
+def parse_expected(text: str) -> dict[str, int | str]:
+    """Return what a host must have, from gpus=8,nodes=2,memory=1T,driver=580,idle. Raises ValueError."""
+    expected: dict[str, int | str] = {}
     for item in text.split(","):
-        name, _, number = item.partition("=")
-        if name not in _COUNTED:
-            raise ValueError(f"{item!r} is not NAME=NUMBER, where NAME is one of {', '.join(_COUNTED)}")
-        if name != "memory" and not (number.isascii() and number.isdecimal()):
-            raise ValueError(f"{item!r} has no number, as in {name}=8")
-        if name in counts:
+        name, equals, value = item.partition("=")
+        if name in expected:
             raise ValueError(f"{name} is there twice")
-        counts[name] = parse_size(number) if name == "memory" else int(number)
-    return counts
+        if item == IDLE:
+            expected[IDLE] = 0
+        elif name == _DRIVER and re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,5}){0,3}", value):
+            expected[_DRIVER] = value
+        elif name not in _COUNTED or not equals:
+            names = f"{', '.join(_COUNTED)}, or {_DRIVER}=VERSION, or {IDLE}"
+            raise ValueError(f"{item!r} is not NAME=NUMBER, where NAME is one of {names}")
+        elif name == "memory":
+            expected[name] = parse_size(value)
+        elif value.isascii() and value.isdecimal():
+            expected[name] = int(value)
+        else:
+            raise ValueError(f"{item!r} has no number, as in {name}=8")
+    return expected
 
 
-def counts_of(topology: Topology) -> dict[str, int]:
+def counts_of(topology: Topology) -> dict[str, int | str]:
     """Return what a host must have to be like this one, as far as that is known."""
     found = {name: count(topology) for name, count in _COUNTED.items()}
     return {name: number for name, number in found.items() if number is not None}
 
 
-def compare(topology: Topology, expected: Mapping[str, int]) -> DoctorFinding:
-    """Compare a machine with what it must have."""
-    found, differing = counts_of(topology), []
+def compare(
+    host: Host, expected: Mapping[str, int | str], *, like: Topology | None = None
+) -> tuple[DoctorFinding, ...]:
+    """Compare a machine with what it must have.
+
+    Args:
+        host: The machine.
+        expected: Counts and the driver's version, see `parse_expected`.
+        like: The machine whose counts these are, if any: what is missing is named, and models and rates are compared.
+
+    Returns:
+        An error for each difference, or one finding that there is none. What is unknown differs.
+    """
+    topology = host.topology
+    differing: list[str] = []
+    found = counts_of(topology)
     for name, wanted in expected.items():
         seen = found.get(name)
-        tolerance = _MEMORY_TOLERANCE * wanted if name == "memory" else 0
-        if seen is None or abs(seen - wanted) > tolerance:
-            shown = [gib(each) if name == "memory" and each is not None else each for each in (seen, wanted)]
-            differing.append(f"{name}: {'unknown' if seen is None else shown[0]} instead of {shown[1]}")
-    return DoctorFinding(
-        check="expect",
-        severity=DoctorSeverity.ERROR if differing else DoctorSeverity.OK,
-        what="; ".join(differing) or f"as expected: {', '.join(expected)}",
-        where="numapin topo --json, and what --expect gives",
-        why="A host that lost a GPU, a NIC or memory makes its job fail, or all other hosts of the job wait for it.",
-        remedy="drain the host, and look for the missing part in: numapin topo, sudo dmesg" if differing else None,
+        if name == _DRIVER:
+            seen = host.live.nvml.driver if host.live else None
+            is_same = f"{seen}.".startswith(f"{wanted}.")  # 580 is any 580
+        elif name == "memory":
+            is_same = seen is not None and abs(int(seen) - int(wanted)) <= _MEMORY_TOLERANCE * int(wanted)
+        else:
+            is_same = seen == wanted or name == IDLE  # which is a check of its own
+        if is_same:
+            continue
+        missing = _NAMED[name](like) - _NAMED[name](topology) if like and name in _NAMED else set()
+        which = f" (missing: {', '.join(sorted(missing, key=natural))})" if missing else ""
+        shown = [gib(int(each)) if name == "memory" and each is not None else each for each in (seen, wanted)]
+        differing.append(f"{name}: {'unknown' if seen is None else shown[0]} instead of {shown[1]}{which}")
+    if like is not None:
+        models, expected_models = ({gpu.name for gpu in each.gpus if gpu.name} for each in (topology, like))
+        if models and expected_models and models != expected_models:
+            texts = [" and ".join(sorted(each)) for each in (models, expected_models)]
+            differing.append(f"models of GPUs: {' instead of '.join(texts)}")
+        nics = rdma_adapters(topology)
+        for name, nic in rdma_adapters(like).items():
+            rate = nics[name].rate_gbit_s if name in nics and nics[name].is_up else None
+            if rate is not None and nic.is_up and nic.rate_gbit_s is not None and rate < nic.rate_gbit_s:
+                differing.append(f"{name}: {rate:g} instead of {nic.rate_gbit_s:g} Gbit/s")
+    severity = DoctorSeverity.ERROR if differing else DoctorSeverity.OK
+    named = ", ".join(name for name in expected if name != IDLE)
+    remedy = "drain the host, and look for the missing part in: numapin topo, sudo dmesg" if differing else None
+    return tuple(
+        DoctorFinding(
+            check="expect",
+            severity=severity,
+            what=what,
+            where="numapin topo --json, and what --expect gives",
+            why="A host that lost a GPU, a NIC or memory makes its job fail, or all other hosts of the job wait.",
+            remedy=remedy,
+        )
+        for what in differing or [f"as expected: {named}"]
     )
 
 
@@ -130,7 +196,8 @@ def examine(host: Host, *, only: Container[str] = NAMES, skip: Container[str] = 
     """Run each of these checks once, and add what could not be read of the machine."""
     findings = []
     for check in CHECKS:
-        if check.name in only and check.name not in skip:
+        is_asked = check.name in only or (host.must_be_idle and check.name == _OF_IDLE)
+        if is_asked and check.name not in skip:
             result = check.run(host)
             findings.append(DoctorFinding(check=check.name, where=check.where, why=check.why, **result._asdict()))
     if "topology" not in only or "topology" in skip:

@@ -9,4 +9,5 @@
     during_run.py  verify while `numapin run` is running; which loaders took numapin's data path
     sample.py      read again and again at little cost
     top.py         the activity between two samples, and the pace over the last ones
+    node.py        all runs of a host, sampled together; the batch system's job and the pod of each
 """

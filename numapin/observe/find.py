@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 LIST_PROCESSES: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+_MOST_CHARS: Final = 64 << 20  # of all records; that of a rank has some hundred
 _NAME_PROCESSES: Final = "name the processes of a job instead of a run: --pid PID,..."
 
 
@@ -132,7 +133,7 @@ def read_run(folder: Path) -> RunningJob:
 
     Raises UsageError if the run has ended, and MachineError for a file that no run writes.
     """
-    named, texts = str(folder / handover.PLAN), dict[str, str]()
+    named, texts, num_chars = str(folder / handover.PLAN), dict[str, str](), 0
     try:
         with opened(str(folder)) as descriptor:
             plan = Plan.from_json(handover.read_at(descriptor, handover.PLAN), source=named)
@@ -141,6 +142,9 @@ def read_run(folder: Path) -> RunningJob:
                 named = str(folder / name)
                 with suppress(FileNotFoundError):  # its process has written another one, or the run is ending
                     texts[named] = handover.read_at(descriptor, name)
+                    num_chars += len(texts[named])
+                if num_chars > _MOST_CHARS:
+                    break
     except FileNotFoundError:
         if not folder.exists():
             raise _ended(folder) from None
@@ -150,6 +154,9 @@ def read_run(folder: Path) -> RunningJob:
         raise UsageError(problem, _NAME_PROCESSES) from None
     except OSError as error:
         raise MachineError(f"{named} cannot be read: {error.strerror}", "run this as the job's user") from None
+    if num_chars > _MOST_CHARS:  # root reads the folders of users who may put anything there
+        problem = f"{folder}: the records have more than {_MOST_CHARS >> 20} MiB together"
+        raise MachineError(problem, "numapin run does not write that many; start the job again")
     records = {path: _Record.read(path, text) for path, text in texts.items()}
     if not run_folder.is_live(str(folder)):
         raise _ended(folder)

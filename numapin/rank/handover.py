@@ -33,6 +33,7 @@ LOADERS: Final = "loaders-"
 SLICE_VARIABLE: Final = "NUMAPIN_SLICE_"
 """The start of the names of variables with slices; the number of the local rank follows."""
 MAX_FILE_BYTES: Final = 16 << 20
+_MOST_FILES: Final = 1 << 17  # in a run's folder: some for each of 4096 ranks, and for each of its restarts
 REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _AGAIN: Final = "start the run again"
 _MAX_VARIABLE_BYTES: Final = 100_000  # Linux allows 128 KiB
@@ -79,8 +80,15 @@ def records(folder: str, kind: str = OBSERVED) -> list[str]:
 
 
 def record_names(folder: int, kind: str = OBSERVED) -> list[str]:
-    """Return the names of the records of one kind in an opened folder. Raises OSError."""
-    return [name for name in os.listdir(folder) if name.startswith(kind) and name.endswith(".json")]
+    """Return the names of the records of one kind in an opened folder. Raises OSError, also for too many files."""
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for num_files, entry in enumerate(entries):
+            if num_files == _MOST_FILES:
+                raise OSError(errno.E2BIG, f"more than {_MOST_FILES} files", kind)
+            if entry.name.startswith(kind) and entry.name.endswith(".json"):
+                names.append(entry.name)
+    return names
 
 
 def write_json(folder: str, name: str, content: object) -> None:

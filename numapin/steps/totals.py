@@ -108,9 +108,10 @@ def read_waited(pid: int, descriptor: int) -> Waited | None:
     if not _is_totals(path):
         return None
     try:
-        with path.open("rb") as file:
+        # By now it may be a pipe, which another user's process put there for an observer that is root to wait for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             waited_s, stepped_s, num_steps, num_bytes, copy_gbps = _LAYOUT.unpack(file.read(_LAYOUT.size))
-    except (OSError, struct.error):
+    except (OSError, struct.error, TypeError):  # TypeError: an empty pipe gives None
         return None
     return Waited(waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_bytes, copy_gbps=copy_gbps)
 

@@ -196,6 +196,32 @@ class FabricLink(NamedTuple):
     word: str
 
 
+class GpuProcess(NamedTuple):
+    """A process that computes on a GPU. In a container, `pid` may be that of the host."""
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealth:
+    """A GPU's faults as NVML counts them. None: unknown; `unread` then has the error, by the field's name."""
+
+    uncorrected: int | None = None
+    """Memory errors since the driver was loaded that ECC could not correct."""
+    uncorrected_ever: int | None = None
+    """The same over the life of the GPU."""
+    is_remapping_pending: bool | None = None
+    """Whether a reset of the GPU would replace a row of its memory (Ampere and later)."""
+    has_remapping_failed: bool | None = None
+    is_retirement_pending: bool | None = None
+    """Whether a restart of the driver would retire a page of its memory (before Ampere)."""
+    slowdowns: tuple[str, ...] | None = None
+    """The reasons of the hardware, now, for clocks below those that the job could have."""
+    processes: tuple[GpuProcess, ...] | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class NvmlReading:
     """One GPU as NVML shows it. `memory_nodes` and `cpus` are None if NVML does not support the query."""
@@ -212,6 +238,8 @@ class NvmlReading:
     mig: tuple[Mig, ...] = ()
     persistence: bool | None = None
     """Whether the driver keeps the GPU initialized while it is not in use."""
+    health: GpuHealth | None = None
+    """None: not asked for."""
 
 
 class NvmlReadings(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from textwrap import shorten
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -28,6 +29,7 @@ _STYLES: Final = {
 _TO_MEND: Final = (DoctorSeverity.ERROR, DoctorSeverity.WARNING, DoctorSeverity.NOTE)
 _WIDTH: Final = 100
 _NAME_WIDTH: Final = 18
+_MOST_CHARS: Final = 70  # of a finding in the first line
 
 
 def doctor_table(report: DoctorReport) -> RenderableType:
@@ -38,11 +40,12 @@ def doctor_table(report: DoctorReport) -> RenderableType:
         if not findings:
             continue
         rows: list[tuple[str, RenderableType]] = []
-        for finding in findings:
+        for finding, following in zip(findings, [*findings[1:], None], strict=True):
             shown = [Text(finding.what)]
-            if severity in _TO_MEND:  # the others take one line each
+            is_last_of_check = following is None or following.check != finding.check
+            if severity in _TO_MEND and is_last_of_check:  # the others take one line each
                 shown += [Text(f"why: {finding.why}", style="dim"), Text(f"seen: {finding.where}", style="dim")]
-            if severity in _TO_MEND and finding.remedy:
+            if severity in _TO_MEND and is_last_of_check and finding.remedy:
                 shown.append(Text(f"fix: {finding.remedy}", style="cyan"))
             rows.append((finding.check, Group(*shown)))
         parts += [Text(f"{severity or 'unknown'} ({len(findings)})", style=style), _table(rows), Text()]
@@ -50,7 +53,7 @@ def doctor_table(report: DoctorReport) -> RenderableType:
 
 
 def summary_line(report: DoctorReport) -> str:
-    """Return the number of findings by severity, and the first thing to do."""
+    """Return the number of findings by severity, and the first of the worst."""
     counts = Counter(finding.severity for finding in report.findings)
     found = [counted(counts[severity], severity) for severity in _TO_MEND if counts[severity]] or ["nothing to fix"]
     found.append(f"{counted(counts[DoctorSeverity.OK], 'check')} ok")
@@ -59,7 +62,7 @@ def summary_line(report: DoctorReport) -> str:
     line = f"{report.host or report.source}: {', '.join(found)}"
     worst_first = (finding for severity in _TO_MEND for finding in report.findings if finding.severity is severity)
     first = next(worst_first, None)
-    return f"{line}. Start with: {first.check}" if first else line
+    return f"{line}. Start with {first.check}: {shorten(first.what, _MOST_CHARS, placeholder=' …')}" if first else line
 
 
 def _table(rows: list[tuple[str, RenderableType]]) -> RenderableType:

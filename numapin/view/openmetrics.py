@@ -1,18 +1,22 @@
-"""A running job as OpenMetrics 1.0 text, which node_exporter's textfile collector reads, too."""
+"""Running jobs as OpenMetrics 1.0 text, which node_exporter's textfile collector reads, too."""
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.text import printable
+from numapin.base.text import printable, without_none
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from numapin.observe.node import JobOrigin
     from numapin.observe.top import Top, TopRank
 
 _UNITS: Final = ("bytes_per_second", "bytes", "seconds", "ratio", "watts")
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_MOST_CHARS: Final = 256  # of a label: other users' files hold any text
+_END: Final = "# EOF\n"
 _ACTIVE: Final = "numapin_run_active"
 _ACTIVE_HELP: Final = "Whether a rank of the run is alive and watched."
 
@@ -47,47 +51,71 @@ _OF_GPUS: Final[tuple[tuple[str, str, Callable[[TopRank], float | None]], ...]] 
 )
 
 
-def openmetrics(top: Top) -> str:
-    """Return the metrics of a running job, by rank and by the GPUs' UUIDs. What is unknown is left out."""
-    run = {"run": top.run}
+def openmetrics(jobs: Iterable[tuple[Top, JobOrigin]], *, num_unread: int | None = None) -> str:
+    """Return the metrics of running jobs, by rank and by the GPUs' UUIDs. What is unknown is left out.
+
+    `num_unread` is the number of runs that could not be read, if these are all runs of a host.
+    """
     families: dict[tuple[str, str], list[tuple[dict[str, str], float | None]]] = {}
 
     def add(name: str, text: str, labels: dict[str, str], value: float | None) -> None:
-        families.setdefault((name, text), []).append(({**run, **labels}, value))
+        families.setdefault((name, text), []).append((labels, value))
 
-    add(_ACTIVE, _ACTIVE_HELP, {}, int(not top.has_ended))
-    living_gpus: dict[str, TopRank] = {}  # ranks may share a GPU
-    for rank in top.ranks:
-        plan, number = rank.plan, {"local_rank": str(rank.plan.local_rank)}
-        uuid, node = (plan.gpu.uuid if plan.gpu else None) or "", "" if plan.node is None else str(plan.node)
-        binding = {"pid": str(rank.pid), "cpus": str(plan.cpus), "node": node, "uuid": uuid}
-        add("numapin_rank_info", "The process and the binding of a rank.", number | binding, 1)
-        add("numapin_rank_up", "Whether the rank's process is alive.", number, int(not rank.is_gone))
-        if rank.is_gone:
-            continue
-        for name, text, value in _OF_RANKS:
-            add(name, text, number, value(rank))
-        if uuid:
-            living_gpus[uuid] = rank
-    for uuid, rank in living_gpus.items():
-        for name, text, value in _OF_GPUS:
-            add(name, text, {"uuid": uuid}, value(rank))
+    for top, origin in jobs:
+        run = _labels(top.run, origin)
+        add(_ACTIVE, _ACTIVE_HELP, run, int(not top.has_ended))
+        living_gpus: dict[str, TopRank] = {}  # ranks may share a GPU
+        for rank in top.ranks:
+            plan = rank.plan
+            number = {**run, "local_rank": str(plan.local_rank)}
+            if plan.local_rank in origin.ranks:
+                number["rank"] = str(origin.ranks[plan.local_rank])
+            uuid, node = (plan.gpu.uuid if plan.gpu else None) or "", "" if plan.node is None else str(plan.node)
+            binding = {"pid": str(rank.pid), "cpus": str(plan.cpus), "node": node, "uuid": uuid}
+            add("numapin_rank_info", "The process and the binding of a rank.", number | binding, 1)
+            add("numapin_rank_up", "Whether the rank's process is alive.", number, int(not rank.is_gone))
+            if rank.is_gone:
+                continue
+            for name, text, value in _OF_RANKS:
+                add(name, text, number, value(rank))
+            if uuid:
+                living_gpus[uuid] = rank
+        for uuid, rank in living_gpus.items():
+            for name, text, value in _OF_GPUS:
+                add(name, text, {**run, "uuid": uuid}, value(rank))
+    if num_unread is not None:
+        add("numapin_runs_unread", "Runs that could not be read, or are too many of one user.", {}, num_unread)
     lines = [line for (name, text), samples in families.items() for line in _family(name, text, samples)]
-    return "\n".join([*lines, "# EOF\n"])
+    return "\n".join([*lines, _END])
 
 
-def ended(run: str) -> str:
+def ended(run: str, origin: JobOrigin) -> str:
     """Return the metrics of a run that is not watched any more or has ended."""
-    return "\n".join([*_family(_ACTIVE, _ACTIVE_HELP, [({"run": run}, 0)]), "# EOF\n"])
+    return "\n".join([*_family(_ACTIVE, _ACTIVE_HELP, [(_labels(run, origin), 0)]), _END])
+
+
+def no_metrics() -> str:
+    """Return the text for a host that is not watched any more."""
+    return _END
+
+
+def _labels(run: str, origin: JobOrigin) -> dict[str, str]:
+    """Return the labels of all metrics of a run, as far as they are known."""
+    of_job = {"user": origin.user, "job_id": origin.job_id, "pod": origin.pod, "namespace": origin.namespace}
+    return {"run": run, "host": origin.host, **without_none(of_job)}
 
 
 def _family(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float | None]]) -> list[str]:
     """Return the lines of a metric; none if it is unknown for all."""
     lines = []
     for labels, value in samples:
-        if value is not None:
-            pairs = (f'{label}="{printable(word).translate(_ESCAPES)}"' for label, word in labels.items())
-            lines.append(f"{name}{{{','.join(pairs)}}} {value if isinstance(value, int) else float(value)!r}")
+        # A process may write anything into the totals of its loop, such as "not a number".
+        if value is not None and isfinite(value) and value >= 0:
+            pairs = (f'{label}="{printable(word[:_MOST_CHARS]).translate(_ESCAPES)}"' for label, word in labels.items())
+            shown = ",".join(pairs)
+            lines.append(
+                f"{name}{f'{{{shown}}}' if shown else ''} {value if isinstance(value, int) else float(value)!r}"
+            )
     if not lines:
         return []
     family = name.removesuffix("_total")

@@ -15,10 +15,12 @@ from numapin.data.stats import Stats
 from numapin.launcher import options
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
 from numapin.observe.model import NcclLibrary
+from numapin.observe.node import JobOrigin
 from numapin.rank.bind import Applied
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
+from numapin.view.openmetrics import openmetrics
 
 if TYPE_CHECKING:
     from numapin.compare.ratio import StepRatio

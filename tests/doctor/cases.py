@@ -5,11 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numapin import Link, Nic, Topology
 from tests.doctor.given import CALLS, examined, live, machine, put
-from tests.doctor.seam import CpuSet, GpuVendor, NicKind, NodeSource, NvmlReading, NvmlReadings
+from tests.doctor.seam import (
+    CpuSet,
+    GpuHealth,
+    GpuUser,
+    GpuVendor,
+    KernelLog,
+    NicKind,
+    NodeSource,
+    NvmlReading,
+    NvmlReadings,
+    Xid,
+)
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import HERE
 
@@ -61,6 +73,7 @@ class Case(NamedTuple):
     files: Mapping[str, str] = {}
     answers: Mapping[str, Any] | None = None  # of the running machine, other than those of a sound one; None: a capture
     machine: str | Topology = "2node-interleaved-smt2-2gpu"  # a root's name; or a topology, with no other files
+    must_be_idle: bool = False
 
 
 @cache
@@ -78,7 +91,8 @@ def finding_of(case: Case, folder: Path) -> DoctorFinding:
         topology = case.machine
     put(root, case.files)
     answers = None if case.answers is None else live(**case.answers)
-    return examined(root, topology=topology, answers=answers)[case.check]
+    found = examined(root, topology=topology, answers=answers, must_be_idle=case.must_be_idle)
+    return found[case.check]
 
 
 FILES = (
@@ -345,4 +359,127 @@ NICS = (
     ),
 )
 
-CASES = (*FILES, *LIVE, *MADE, *NICS)
+_SOUND = GpuHealth(
+    uncorrected=0,
+    uncorrected_ever=0,
+    is_remapping_pending=False,
+    has_remapping_failed=False,
+    slowdowns=(),
+    processes=(),
+    unread={"is_retirement_pending": "Not Supported"},
+)
+_OLD = GpuHealth(uncorrected=0, uncorrected_ever=0, is_retirement_pending=False, unread={"rows": "Function Not Found"})
+_UNREAD = dict.fromkeys(("uncorrected", "uncorrected_ever", "rows", "is_retirement_pending"), "Not Supported")
+_NO_ANSWER = GpuHealth(unread={**_UNREAD, "slowdowns": "Function Not Found", "processes": "Insufficient Permissions"})
+
+
+def _of_health(check: str, label: str, *healths: GpuHealth, must_be_idle: bool = False, **answers: Any) -> Case:
+    """Return a case of two GPUs, the first of them sound unless two are given."""
+    both = healths if len(healths) == 2 else (_SOUND, *healths)
+    gpus = tuple(
+        NvmlReading(index=index, uuid=None, pci=gpu(index, 0).pci or "", health=health)
+        for index, health in enumerate(both)
+    )
+    found = {"nvml": NvmlReadings(gpus=gpus, driver="580.159.04"), **answers}
+    return Case(check, label, answers=found, machine=grid(gpus=[0, 0]), must_be_idle=must_be_idle)
+
+
+_LEFT_OVER: dict[str, Any] = {
+    "gpu_users": (GpuUser(0, 4711, 40 << 30, "python", "alice"), GpuUser(1, 4712, None, None, None))
+}
+_MANY: dict[str, Any] = {"gpu_users": tuple(GpuUser(0, 4711 + n, 1 << 30, "python", "alice") for n in range(10))}
+HEALTH = (
+    _of_health("ecc", "sound", _SOUND),
+    _of_health("ecc", "a GPU that retires pages, on an old driver", _OLD),
+    _of_health("ecc", "an error long ago", replace(_SOUND, uncorrected_ever=3)),
+    _of_health("ecc", "two errors", replace(_SOUND, uncorrected=2)),
+    _of_health("ecc", "a row to replace", replace(_SOUND, uncorrected=1, is_remapping_pending=True)),
+    _of_health("ecc", "a page to retire", replace(_OLD, is_retirement_pending=True)),
+    _of_health("ecc", "no row is left", replace(_SOUND, has_remapping_failed=True)),
+    _of_health("ecc", "no answer", _NO_ANSWER),
+    _of_health("ecc", "only the counters", replace(_NO_ANSWER, uncorrected=0, unread={"rows": "a", **_UNREAD})),
+    _of_health("ecc", "no answer to rows and pages", replace(_SOUND, unread=dict.fromkeys(("rows", *_UNREAD), "x"))),
+    _of_health("slowdown", "none", _SOUND),
+    _of_health("slowdown", "heat", replace(_SOUND, slowdowns=("hardware slowdown", "heat, by the hardware"))),
+    _of_health("slowdown", "no answer", _NO_ANSWER),
+    _of_health("gpu-processes", "none", _SOUND),
+    _of_health("gpu-processes", "two", _SOUND, **_LEFT_OVER),
+    _of_health("gpu-processes", "no answer", _NO_ANSWER),
+    _of_health("gpu-processes", "none, and there must be none", _SOUND, must_be_idle=True),
+    _of_health("gpu-processes", "two, and there must be none", _SOUND, **_LEFT_OVER, must_be_idle=True),
+    _of_health("gpu-processes", "ten, and there must be none", _SOUND, **_MANY, must_be_idle=True),
+    _of_health("gpu-processes", "no answer, and there must be none", _NO_ANSWER, must_be_idle=True),
+    *(
+        Case(check, f"{label}, {gpus} GPU{', idle' * is_idle}", {}, {"nvml": nvml}, grid(gpus=[0] * gpus), is_idle)
+        for check, is_idle in (*product(("ecc", "slowdown"), (False,)), *product(("gpu-processes",), (False, True)))
+        for label, nvml, gpus in (
+            ("no driver", _NO_DRIVER, 0),
+            ("no driver", _NO_DRIVER, 1),
+            ("a driver that does not match", _NVML["a driver that does not match"], 0),
+        )
+    ),
+    Case("gpu-processes", "an AMD GPU", answers={"nvml": _NO_DRIVER}, machine=_amd(visible=True)),
+    Case("gpu-processes", "an AMD GPU, idle", {}, {"nvml": _NO_DRIVER}, _amd(visible=True), must_be_idle=True),
+)
+
+_GPU0 = gpu(0, 0).pci or ""
+_FALLEN = Xid(79, _GPU0, 1.7e9, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+_FAULT = Xid(31, "0000:99:00.0", 1.7e9 + 60, "pid=4711, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE")
+_NEEDS = Xid(154, _GPU0, 1.7e9 + 1, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+_MENDED = Xid(154, _GPU0, 1.7e9 + 90, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+_LINK = Xid(74, _GPU0, 1.7e9 + 5, "NVLink: fatal error detected on link 2 (0x10000, 0x0)")
+XIDS = (
+    *(
+        Case("xid", label, answers={"kernel_log": log}, machine=grid(gpus=[0]))
+        for label, log in {
+            "none": KernelLog(()),
+            "none since older messages were overwritten": KernelLog((), 1.7e9),
+            "a log that cannot be read": KernelLog(None, problem="/dev/kmsg cannot be read: Operation not permitted"),
+            "off the bus, after a program's own error": KernelLog((_FAULT, _FALLEN, _NEEDS)),
+            "a program's own error, twice": KernelLog((_FAULT, _FAULT._replace(at_s=1.7e9 + 120))),
+            "NVLink": KernelLog((_LINK, _FAULT)),
+            "reset since": KernelLog((_FALLEN, _NEEDS, _LINK, _MENDED)),
+            "one GPU was reset, another was not": KernelLog((_FALLEN, _FALLEN._replace(pci="0000:98:00.0"), _MENDED)),
+            "hostile text": KernelLog((_FALLEN._replace(message="\x1b[2J" + "x" * 200),)),
+            "many": KernelLog(tuple(_FAULT._replace(pci=f"0000:{n:02x}:00.0") for n in range(10))),
+        }.items()
+    ),
+)
+
+
+def _port(device: str, *, number: str = "1", **files: str) -> dict[str, str]:
+    """Return the files of a port that is active at 400 Gbit/s, with changes."""
+    usual = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+    folder = f"sys/class/infiniband/{device}"
+    of_port = {f"{folder}/ports/{number}/{name}": text for name, text in {**usual, **files}.items() if text}
+    return {f"{folder}/board_id": "MT_0000000838", **of_port}
+
+
+_DOWN = {"state": "1: DOWN", "phys_state": "2: Polling", "rate": "10 Gb/sec (4X SDR)"}
+_OFF = {**_DOWN, "phys_state": "3: Disabled"}
+_ETHERNET = {"rate": "25 Gb/sec (1X EDR)", "link_layer": "Ethernet"}
+PORTS = tuple(
+    Case("nic-ports", label, files, machine="1node-16cpu-1gpu-vm")
+    for label, files in {
+        "no adapter": {},
+        "two alike": {**_port("mlx5_0"), **_port("mlx5_1")},
+        "one of them down": {**_port("mlx5_0"), **_port("mlx5_1", **_DOWN)},
+        "one of them disabled": {**_port("mlx5_0"), **_port("mlx5_1", **_OFF)},
+        "a second port without a cable": {**_port("mlx5_0"), **_port("mlx5_0", number="2", **_DOWN)},
+        "one without a subnet manager": {**_port("mlx5_0"), **_port("mlx5_1", state="2: INIT")},
+        "one slower": {**_port("mlx5_0"), **_port("mlx5_1", rate="200 Gb/sec (2X NDR)")},
+        "another network, slower": {**_port("mlx5_0"), **_port("mlx5_1", **_ETHERNET)},
+        "another board, down": {
+            **_port("mlx5_0"),
+            **_port("mlx5_1", **_DOWN),
+            "sys/class/infiniband/mlx5_1/board_id": "MT_0000000001",
+        },
+        "one lane": _port("mlx5_0", rate="100 Gb/sec (1X NDR)"),
+        "all down": {**_port("mlx5_0", **_DOWN), **_port("mlx5_1", **_OFF)},
+        "a rate that makes no sense": _port("mlx5_0", rate="fast"),
+        "a state that is missing": {**_port("mlx5_0"), **_port("mlx5_1", state="")},
+    }.items()
+)
+PORTS_UNSHOWN = Case("nic-ports", "adapters whose ports are not shown", machine="2pkg-2node-8gpu-4nic")
+
+CASES = (*FILES, *LIVE, *MADE, *NICS, *HEALTH, *XIDS, *PORTS, PORTS_UNSHOWN)

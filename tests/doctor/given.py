@@ -47,9 +47,12 @@ def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
             at.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def examined(root: Path, *, topology: Topology | None = None, answers: Live | None = None) -> dict[str, DoctorFinding]:
+def examined(
+    root: Path, *, topology: Topology | None = None, answers: Live | None = None, must_be_idle: bool = False
+) -> dict[str, DoctorFinding]:
     """Run all checks on the files below a root, and return what each found; topology None: that of the files."""
-    host = Host(tree=Tree(str(root)), topology=topology or discover(root=root), live=answers)
+    found_topology = topology or discover(root=root)
+    host = Host(tree=Tree(str(root)), topology=found_topology, live=answers, must_be_idle=must_be_idle)
     found: dict[str, DoctorFinding] = {}
     for finding in examine(host):
         found.setdefault(finding.check, finding)

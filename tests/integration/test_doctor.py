@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,6 +91,29 @@ class TestDriver:
         for severity, status in (("error", 0), ("warning", 0), ("note", 1)):
             only = _report("--only", "persistence,python", "--skip", "python", "--fail-on", severity, **environ)
             assert (only[0], [*only[2]]) == (status, ["persistence"])
+
+    def test_a_prolog(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
+        """A machine file, counts and idle GPUs are expected together; the check of processes is made in any case."""
+        gpus = [replace(GPUS[0], processes=((os.getpid(), 512),), ecc=(0, 0)), replace(GPUS[1], ecc=(0, 0))]
+        environ = fake_nvml.environment(tmp_path, fake.render(gpus))
+        saved = tmp_path / "host.json"
+        assert call(*NUMAPIN, "topo", "--save", str(saved), cwd=None, **environ).status == 0
+        expected = ("--only", "ecc", "--expect", str(saved), "--expect", "driver=580,idle")
+        status, _, found = _report(*expected, **environ)
+        assert status == 1
+        assert found["expect"]["what"].endswith("driver")
+        assert [found[name]["severity"] for name in ("expect", "gpu-processes")] == ["ok", "error"]
+        assert found["gpu-processes"]["what"].startswith(f"gpu0: pid {os.getpid()} (")
+        busy = _report("--only", "gpu-processes", **environ)
+        assert (busy[0], busy[2]["gpu-processes"]["severity"]) == (0, "ok")
+
+        idle = fake_nvml.environment(tmp_path, fake.render([replace(GPUS[0], ecc=(0, 0))]))
+        status, report, found = _report(*expected, **idle)
+        assert (status, found["gpu-processes"]["severity"]) == (1, "ok")
+        assert [finding["what"] for finding in report["findings"] if finding["check"] == "expect"] == [
+            "gpus: 1 instead of 2 (missing: 0000:20:00.0)",
+            "models of GPUs: NVIDIA A100 instead of NVIDIA A100 and NVIDIA T400",
+        ]
 
     def test_a_driver_that_does_not_match(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
         """It is an error with status 1, reported once."""

@@ -27,8 +27,9 @@ class FakeGpu:
 
     `pcie` is generation and width now, then at most. `mig` are (number, UUID, name). `nvlinks` are far ends, one a
     link: "switch", "npu", "off", or the PCI address of a GPU. `load` is how busy, in percent, and what is received
-    over PCIe in kB/s. `vram` is memory in use and in all, in MiB; `power` is in milliwatts. `ancestors` maps later GPUs
-    to nvmlGpuTopologyLevel_t.
+    over PCIe in kB/s. `vram` is memory in use and in all, in MiB; `power` is in milliwatts. `processes` are process
+    ids, or these with the memory in MiB. `ecc`, `rows`, `retirement` and `reasons` are as in the data file.
+    `ancestors` maps later GPUs to nvmlGpuTopologyLevel_t.
     `fails` maps questions (the words of the data file) to the nvmlReturn_t that refuses them.
     """
 
@@ -44,7 +45,11 @@ class FakeGpu:
     load: tuple[int, int] | None = None
     vram: tuple[int, int] | None = None
     power: int | None = None
-    processes: tuple[int, ...] = ()
+    processes: tuple[int | tuple[int, int], ...] = ()
+    ecc: tuple[int, int] | None = None
+    rows: tuple[int, int] | None = None
+    retirement: int | None = None
+    reasons: int | None = None
     mig: tuple[tuple[int, str, str], ...] = ()
     nvlinks: tuple[str, ...] = ()
     ancestors: Mapping[int, int] = field(default_factory=dict)
@@ -65,11 +70,18 @@ class FakeGpu:
             "load": None if self.load is None else " ".join(map(str, self.load)),
             "vram": None if self.vram is None else " ".join(map(str, self.vram)),
             "power": self.power,
+            "ecc": None if self.ecc is None else " ".join(map(str, self.ecc)),
+            "rows": None if self.rows is None else " ".join(map(str, self.rows)),
+            "retirement": self.retirement,
+            "reasons": None if self.reasons is None else f"{self.reasons:x}",
         }
         return [
             "gpu",
             *(f"{word} {value}" for word, value in told.items() if value is not None),
-            *(f"process {pid}" for pid in self.processes),
+            *(
+                f"process {each}" if isinstance(each, int) else f"process {each[0]} {each[1]}"
+                for each in self.processes
+            ),
             *(f"mig {number} {uuid} {name}" for number, uuid, name in self.mig),
             *(f"nvlink {link} {_far_end(end)}" for link, end in enumerate(self.nvlinks)),
             *(f"ancestor {other} {level}" for other, level in self.ancestors.items()),

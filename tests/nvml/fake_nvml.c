@@ -24,7 +24,11 @@
  *   load 87 24000000               GPU utilisation in percent, and what it receives over PCIe in kB/s
  *   vram 12 80                     memory in use and in all, in MiB
  *   power 350000                   the power that it draws, in milliwatts
- *   process 4711                   a process that computes on it
+ *   process 4711 512               a process that computes on it, and its memory in MiB (without: 1024)
+ *   ecc 2 7                        errors that ECC could not correct, since the driver started and in all
+ *   rows 1 0                       whether a row is about to be remapped, and whether remapping has failed
+ *   retirement 1                   whether a page is about to be retired
+ *   reasons 48                     why its clocks are low: nvmlClocksEventReasons, hexadecimal
  *   mig 0 MIG-... NAME             one MIG instance: number, UUID, name
  *   nvlink 0 gpu 00000000:1C:00.0  one NVLink: number, far end (gpu, switch, npu or off), the far end's PCI address
  *   ancestor 1 50                  nvmlGpuTopologyLevel_t between this GPU and GPU 1
@@ -46,6 +50,7 @@ enum {
     UNKNOWN = 999
 };
 enum { MAX_GPUS = 64, MAX_MIG = 8, MAX_LINKS = 36, MAX_WORDS = 128, MAX_FAILS = 8, MAX_PROCESSES = 8, TEXT = 96 };
+enum { UNCORRECTED = 1 };
 enum { PCIE_SENT = 0, PCIE_RECEIVED = 1 };
 enum { LINK_GPU = 0, LINK_NPU = 1, LINK_SWITCH = 2, LINK_OFF = -1, LINK_NONE = -2 };
 
@@ -73,7 +78,9 @@ typedef struct {
     int far_end[MAX_LINKS];
     char far_pci[MAX_LINKS][TEXT];
     int ancestor[MAX_GPUS]; /* -1: likewise */
-    unsigned num_processes, processes[MAX_PROCESSES];
+    unsigned num_processes, processes[MAX_PROCESSES], process_mib[MAX_PROCESSES];
+    int ecc[2], rows[2], retirement; /* -1: likewise */
+    long long reasons;               /* -1: likewise */
     int num_fails;
     Failure fails[MAX_FAILS];
 } Device;
@@ -111,6 +118,8 @@ static void clear(Device *device) {
     memset(device, 0, sizeof *device);
     device->numa_node = -2;
     device->mig_mode = device->persistence = device->load[0] = device->load[1] = -1;
+    device->ecc[0] = device->ecc[1] = device->rows[0] = device->retirement = -1;
+    device->reasons = -1;
     for (int i = 0; i < MAX_LINKS; i++) device->far_end[i] = LINK_NONE;
     for (int i = 0; i < MAX_GPUS; i++) device->ancestor[i] = -1;
 }
@@ -171,8 +180,11 @@ static int read_ancestor(Device *gpu, const char *text) {
 }
 
 static int read_process(Device *gpu, const char *text) {
-    if (gpu->num_processes == MAX_PROCESSES) return 0;
-    return sscanf(text, "%u", &gpu->processes[gpu->num_processes++]) == 1;
+    unsigned number = gpu->num_processes;
+    if (number == MAX_PROCESSES) return 0;
+    gpu->process_mib[number] = 1024;
+    gpu->num_processes++;
+    return sscanf(text, "%u %u", &gpu->processes[number], &gpu->process_mib[number]) >= 1;
 }
 
 static Device *begin_gpu(void) {
@@ -201,6 +213,10 @@ static int read_statement(Device *device, const char *word, const char *rest) {
     if (strcmp(word, "vram") == 0) return sscanf(rest, "%u %u", &device->vram[0], &device->vram[1]) == 2;
     if (strcmp(word, "power") == 0) return sscanf(rest, "%u", &device->power) == 1;
     if (strcmp(word, "process") == 0) return read_process(device, rest);
+    if (strcmp(word, "ecc") == 0) return sscanf(rest, "%d %d", &device->ecc[0], &device->ecc[1]) == 2;
+    if (strcmp(word, "rows") == 0) return sscanf(rest, "%d %d", &device->rows[0], &device->rows[1]) == 2;
+    if (strcmp(word, "retirement") == 0) return sscanf(rest, "%d", &device->retirement) == 1;
+    if (strcmp(word, "reasons") == 0) return sscanf(rest, "%llx", (unsigned long long *)&device->reasons) == 1;
     if (strcmp(word, "mig") == 0) return read_mig(device, rest);
     if (strcmp(word, "nvlink") == 0) return read_link(device, rest);
     if (strcmp(word, "ancestor") == 0) return read_ancestor(device, rest);
@@ -448,9 +464,36 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Pro
     *count = device->num_processes;
     if (device->num_processes > room) return INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < device->num_processes; i++) {
-        infos[i] = (ProcessInfo){device->processes[i], 1ull << 30, 0xFFFFFFFF, 0xFFFFFFFF};
+        unsigned long long bytes = (unsigned long long)device->process_mib[i] << 20;
+        infos[i] = (ProcessInfo){device->processes[i], bytes, 0xFFFFFFFF, 0xFFFFFFFF};
     }
     return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(Device *device, int type, int counter, unsigned long long *count) {
+    BEGIN(device, "ecc");
+    if (type != UNCORRECTED || counter < 0 || counter > 1) return INVALID_ARGUMENT;
+    if (device->ecc[counter] < 0) return NOT_SUPPORTED;
+    *count = (unsigned long long)device->ecc[counter];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(Device *device, int *pending) {
+    BEGIN(device, "retirement");
+    if (device->retirement < 0) return NOT_SUPPORTED;
+    *pending = device->retirement;
+    return SUCCESS;
+}
+
+static int give_reasons(const Device *device, unsigned long long *reasons) {
+    if (device->reasons < 0) return NOT_SUPPORTED;
+    *reasons = (unsigned long long)device->reasons;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *reasons) {
+    BEGIN(device, "reasons");
+    return give_reasons(device, reasons);
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count) {
@@ -487,6 +530,22 @@ int nvmlDeviceGetTopologyCommonAncestor(Device *device, Device *other, int *leve
 }
 
 #ifndef OLD_NVML
+int nvmlDeviceGetRemappedRows(
+    Device *device, unsigned *correctable, unsigned *uncorrectable, unsigned *pending, unsigned *failed
+) {
+    BEGIN(device, "rows");
+    if (device->rows[0] < 0) return NOT_SUPPORTED;
+    *correctable = *uncorrectable = 0;
+    *pending = (unsigned)device->rows[0];
+    *failed = (unsigned)device->rows[1];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *reasons) {
+    BEGIN(device, "reasons");
+    return give_reasons(device, reasons);
+}
+
 int nvmlDeviceGetMemoryAffinity(Device *device, unsigned size, unsigned long *nodes, unsigned scope) {
     (void)scope;
     BEGIN(device, "memory");

@@ -53,7 +53,7 @@ PURE = (
         "base.bounds",
         "base.strict_json",
     ),
-    *(f"doctor.{name}" for name in ("check", "network", "software")),
+    *(f"doctor.{name}" for name in ("check", "network", "nvidia", "software")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report")),
     "trace.noted",
     *(f"compare.{name}" for name in ("variants",)),

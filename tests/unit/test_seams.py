@@ -40,6 +40,7 @@ STRINGS = {
     "unit/bench": "test_machine test_process",
     "unit/children": "test_command test_own",
     "unit/data": "test_forking",
+    "unit/doctor": "test_nvidia",
     "unit/steps": "test_totals",
     "unit/launcher": "test_store",
     "unit/observe": "test_top",

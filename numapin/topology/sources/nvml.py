@@ -18,7 +18,7 @@ from numapin.system import calls
 from numapin.topology.address import pci_address
 from numapin.topology.model import Mig, Pcie
 from numapin.topology.nics import LinkKind
-from numapin.topology.readings import GpuLoad, NvmlReading, NvmlReadings
+from numapin.topology.readings import GpuHealth, GpuLoad, GpuProcess, NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -56,6 +56,14 @@ _ANCESTORS: Final = {
 }
 """nvmlGpuTopologyLevel_t -> link kind."""
 
+_SLOWDOWNS: Final = {
+    0x08: "hardware slowdown",
+    0x20: "heat, by the driver",
+    0x40: "heat, by the hardware",
+    0x80: "power brake, by the power supply",
+}
+"""nvmlClocksEventReasons -> reason; the others are idle GPUs, clocks that somebody set, and the usual power cap."""
+
 _REMEDIES: Final = {
     4: "let this user read and write /dev/nvidiactl and /dev/nvidia0, /dev/nvidia1, …",
     9: "load the driver: modprobe nvidia",
@@ -79,8 +87,8 @@ class _NvmlDevice(NamedTuple):
     far_ends: Counter[str | None]
 
 
-def read_nvml() -> NvmlReadings:
-    """Read every GPU that the driver shows, and the links between them.
+def read_nvml(*, with_health: bool = False) -> NvmlReadings:
+    """Read every GPU that the driver shows, and the links between them; with `with_health`, also its faults.
 
     Start NVML and shut it down again, without a CUDA context. Never raise: without NVML, `gpus` is None and a note
     has the error and its remedy; without GPUs it is empty.
@@ -89,14 +97,14 @@ def read_nvml() -> NvmlReadings:
         if isinstance(nvml, NvmlReadings):
             return nvml
         try:
-            return _read(nvml)
+            return _read(nvml, with_health=with_health)
         except nvml.NVMLError as error:
             return _failed("NVML cannot count the GPUs", error)
 
 
 @contextlib.contextmanager
-def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]]]:
-    """Keep NVML started; yield a function that reads the load of these GPUs: UUID -> load.
+def open_loads(uuids: Iterable[str] | None) -> Iterator[Callable[[], dict[str, GpuLoad]]]:
+    """Keep NVML started; yield a function that reads the load of these GPUs (None: of all): UUID -> load.
 
     GPUs that do not answer are left out, and all of them if NVML does not start. Each GPU takes 20 ms, the time over
     which NVML counts the bytes.
@@ -106,7 +114,12 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
             yield dict
             return
         handles: dict[str, object] = {}
-        for uuid in uuids:
+        if uuids is None:
+            for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
+                with contextlib.suppress(nvml.NVMLError):
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    handles[_text(nvml.nvmlDeviceGetUUID(handle))] = handle
+        for uuid in uuids or ():
             with contextlib.suppress(nvml.NVMLError):
                 handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
         yield lambda: without_none({uuid: _load(nvml, handle) for uuid, handle in handles.items()})
@@ -184,12 +197,12 @@ def _words(error: object) -> str:
     return str(error).rstrip(".")
 
 
-def _read(nvml: ModuleType) -> NvmlReadings:
+def _read(nvml: ModuleType, *, with_health: bool) -> NvmlReadings:
     devices: list[_NvmlDevice] = []
     notes: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
-            devices.append(_device(nvml, index))
+            devices.append(_device(nvml, index, with_health=with_health))
         except nvml.NVMLError as error:
             notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
     for device in devices:
@@ -205,7 +218,7 @@ def _read(nvml: ModuleType) -> NvmlReadings:
     )
 
 
-def _device(nvml: ModuleType, index: int) -> _NvmlDevice:
+def _device(nvml: ModuleType, index: int, *, with_health: bool) -> _NvmlDevice:
     """Read one GPU. Raises NVMLError if it is lost or does not report its identity."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     pci = pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
@@ -232,6 +245,7 @@ def _device(nvml: ModuleType, index: int) -> _NvmlDevice:
         ),
         mig=tuple(_mig_instances(nvml, handle)) if is_mig else (),
         persistence=None if persistence is None else bool(persistence),
+        health=_health(nvml, handle) if with_health else None,
     )
     far_ends = _far_ends(nvml, handle)
     return _NvmlDevice(handle=handle, reading=reading, is_empty_mig=is_mig and not reading.mig, far_ends=far_ends)
@@ -244,6 +258,44 @@ def _mig_instances(nvml: ModuleType, handle: object) -> Iterator[Mig]:
         uuid = None if instance is None else _ask(nvml, nvml.nvmlDeviceGetUUID, instance)
         if uuid is not None:
             yield Mig(uuid=_text(uuid), name=_optional_text(_ask(nvml, nvml.nvmlDeviceGetName, instance)))
+
+
+def _health(nvml: ModuleType, handle: object) -> GpuHealth:
+    """Read a GPU's faults. Raises NVMLError if it is lost."""
+    unread: dict[str, str] = {}
+
+    def ask(name: str, query: Callable[..., _T], *args: object) -> _T | None:
+        try:
+            answer = query(handle, *args)
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            unread[name] = _words(error)
+            return None
+        unread.pop(name, None)
+        return answer
+
+    def uncorrected(name: str, counter: int) -> int | None:
+        return ask(name, nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, counter)
+
+    rows = ask("rows", nvml.nvmlDeviceGetRemappedRows)
+    retirement = ask("is_retirement_pending", nvml.nvmlDeviceGetRetiredPagesPendingStatus)
+    reasons = ask("slowdowns", nvml.nvmlDeviceGetCurrentClocksEventReasons)
+    if reasons is None:  # drivers before 535 have the function under its former name
+        reasons = ask("slowdowns", nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    found = ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses)
+    slowdowns = None if reasons is None else tuple(word for bit, word in _SLOWDOWNS.items() if reasons & bit)
+    processes = None if found is None else tuple(GpuProcess(each.pid, each.usedGpuMemory) for each in found)
+    return GpuHealth(
+        uncorrected=uncorrected("uncorrected", nvml.NVML_VOLATILE_ECC),
+        uncorrected_ever=uncorrected("uncorrected_ever", nvml.NVML_AGGREGATE_ECC),
+        is_remapping_pending=None if rows is None else bool(rows[2]),
+        has_remapping_failed=None if rows is None else bool(rows[3]),
+        is_retirement_pending=None if retirement is None else bool(retirement),
+        slowdowns=slowdowns,
+        processes=processes,
+        unread=unread,
+    )
 
 
 # --- links -----------------------------------------------------------------------------------------------------------

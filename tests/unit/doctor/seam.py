@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from numapin.cli.doctor import doctor
 from numapin.doctor import live
-from numapin.doctor.check import CHECKS, DoctorSeverity
-from numapin.doctor.model import compare, counts_of, parse_counts
+from numapin.doctor.check import CHECKS, DoctorSeverity, GpuUser, Host
+from numapin.doctor.live import read_kernel_log
+from numapin.doctor.model import compare, counts_of, parse_expected
 from numapin.system import nccl_files, numa
+from numapin.system.tree import Tree
+from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.readings import NvmlReadings

@@ -13,25 +13,36 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 
+from numapin import Nic
 from numapin.errors import UsageError
 from tests.doctor.cases import CPU0, GPU, NODE1, PORT, THP
 from tests.doctor.given import CALLS, examined, live, machine, put
-from tests.machines.grids import grid
+from tests.machines.grids import gpu, grid
 from tests.unit.doctor.seam import (
     CHECKS,
     DoctorSeverity,
+    Host,
+    NicInterface,
+    NicKind,
+    NvmlReadings,
+    Tree,
     compare,
     counts_of,
     doctor,
     nccl_files,
     numa,
-    parse_counts,
+    parse_expected,
 )
 from tests.unit.doctor.seam import live as reading
+
+if TYPE_CHECKING:
+    from numapin import Topology
+    from tests.doctor.seam import DoctorFinding
 
 FILES = {
     "proc/cmdline": "nodes",
@@ -63,25 +74,70 @@ def test_a_broken_file_is_not_a_fault(path: str, content: bytes | None, tmp_path
     assert after.severity in (before.severity, None)
 
 
+def _compared(topology: Topology, text: str, *, like: Topology | None = None, **answers: Any) -> DoctorFinding:
+    """Return what is found, one line per difference."""
+    host = Host(tree=Tree("/nonexistent"), topology=topology, live=live(**answers))
+    findings = compare(host, parse_expected(text), like=like)
+    assert len({(finding.check, finding.severity, finding.why, finding.remedy) for finding in findings}) == 1
+    return replace(findings[0], what="\n".join(finding.what for finding in findings))
+
+
 @pytest.mark.parametrize(
     ("expected", "what"),
     [
         ("gpus=2,nodes=2,memory=1T", "as expected: gpus, nodes, memory"),
         ("memory=1075G", "as expected: memory"),
-        ("gpus=8,memory=1080G", "gpus: 2 instead of 8; memory: 1024.0 GiB instead of 1080.0 GiB"),
+        ("gpus=8,memory=1080G", "gpus: 2 instead of 8\nmemory: 1024.0 GiB instead of 1080.0 GiB"),
         ("memory=900G", "memory: 1024.0 GiB instead of 900.0 GiB"),
+        ("driver=580.159.04,idle", "as expected: driver"),
+        ("driver=580", "as expected: driver"),
+        ("driver=58", "driver: 580.159.04 instead of 58"),
+        ("driver=580.159.04.1", "driver: 580.159.04 instead of 580.159.04.1"),
+        ("nics=0,ports=1", "ports: 0 instead of 1"),
     ],
 )
 def test_what_a_machine_must_have(expected: str, what: str) -> None:
     """Counts must be the same; memory may differ by 5 %. What is unknown is not as expected."""
-    host = replace(grid(gpus=(0, 1)), memory_bytes=1 << 40)
-    finding = compare(host, parse_counts(expected))
+    topology = replace(grid(gpus=(0, 1)), memory_bytes=1 << 40)
+    finding = _compared(topology, expected)
     assert finding.what == what
     assert finding.severity is (DoctorSeverity.OK if what.startswith("as expected") else DoctorSeverity.ERROR)
-    assert (
-        "memory: unknown instead of 1024.0 GiB" in compare(replace(host, memory_bytes=None), {"memory": 1 << 40}).what
+
+
+def test_what_is_unknown_is_not_as_expected() -> None:
+    """It differs, and it is not expected of a host that is to be like one of which it is unknown."""
+    unknown = replace(grid(gpus=(0, 1)), memory_bytes=None, nics=(replace(_NIC, is_up=None),))
+    assert _compared(unknown, "memory=1T").what == "memory: unknown instead of 1024.0 GiB"
+    assert _compared(unknown, "ports=1").what == "ports: unknown instead of 1"
+    no_driver = NvmlReadings(gpus=None)
+    assert _compared(unknown, "driver=580", nvml=no_driver).what == "driver: unknown instead of 580"
+    assert not {"memory", "ports"} & counts_of(unknown).keys()
+
+
+_NIC = Nic(name="mlx5_0", node=0, kind=NicKind.INFINIBAND, interface=NicInterface.VERBS, is_up=True, rate_gbit_s=400.0)
+
+
+def test_a_host_that_is_to_be_like_another() -> None:
+    """What is missing is named, one line per difference; a model and a rate count, which are no numbers of parts."""
+    nics = tuple(replace(_NIC, name=f"mlx5_{n}") for n in range(3))
+    gpus = tuple(gpu(n, 0, name="NVIDIA H100") for n in range(2))
+    like = replace(grid(), gpus=gpus, nics=nics, memory_bytes=1 << 40)
+    expected = ",".join(
+        f"{name}={number}" for name, number in counts_of(like).items() if name in ("gpus", "nics", "ports")
     )
-    assert "memory" not in counts_of(replace(host, memory_bytes=None))
+    assert _compared(like, expected, like=like).severity is DoctorSeverity.OK
+    worse = replace(
+        like,
+        gpus=(replace(gpus[1], name="NVIDIA A100"),),
+        nics=(replace(nics[0], is_up=False), replace(nics[1], rate_gbit_s=200.0)),
+    )
+    assert _compared(worse, expected, like=like).what.split("\n") == [
+        f"gpus: 1 instead of 2 (missing: {gpus[0].pci})",
+        "nics: 2 instead of 3 (missing: mlx5_2)",
+        "ports: 1 instead of 3 (missing: mlx5_0, mlx5_2)",
+        "models of GPUs: NVIDIA A100 instead of NVIDIA H100",
+        "mlx5_1: 200 instead of 400 Gbit/s",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +146,8 @@ def test_what_a_machine_must_have(expected: str, what: str) -> None:
         (("--only", "smt", "--skip", "smt,swap"), "--skip leaves out each check of --only"),
         (("--expect", ""), "is empty; give a machine file, or counts such as gpus=8,nodes=2"),
         (("--expect", "cpus=1,cpus=2"), "cpus is there twice"),
+        (("--expect", "idle"), "--expect idle needs the running machine"),
+        (("--expect", "driver=new"), "'driver=new' is not NAME=NUMBER"),
     ],
 )
 def test_a_line_of_a_prolog_that_checks_nothing_is_refused(line: tuple[str, ...], message: str) -> None:

@@ -13,6 +13,7 @@ from numapin.observe import find as find_job
 from numapin.observe.during_run import read_loaders, reporting_loaders
 from numapin.observe.find import RunningJob, targets_below
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
+from numapin.observe.node import origin_of
 from numapin.observe.read import observe
 from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top

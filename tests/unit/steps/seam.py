@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
+from numapin.steps import totals
 from numapin.steps.totals import Totals, Waited, find_waited, read_waited, totals_of

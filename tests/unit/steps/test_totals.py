@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import numapin
-from tests.unit.steps.seam import Totals, Waited, find_waited, read_waited, totals_of
+from tests.unit.steps.seam import Totals, Waited, find_waited, read_waited, totals, totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,3 +157,15 @@ def test_threads_that_start_at_once_share_the_totals() -> None:
     """Loops in several threads have one file, also if their first steps meet."""
     done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "2\n"  # Python's mmap keeps a duplicate of the descriptor
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_their_place_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that swaps its totals for an empty pipe while they are read does not hold up the reader."""
+    monkeypatch.setattr(totals, "_is_totals", lambda _path: True)
+    reader, writer = os.pipe()
+    try:
+        assert read_waited(os.getpid(), reader) is None
+    finally:
+        os.close(reader)
+        os.close(writer)

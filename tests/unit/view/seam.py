@@ -6,12 +6,13 @@ from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessP
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.launcher.failure import JobFailure
+from numapin.observe.node import JobOrigin
 from numapin.topology.discover import example_names, read_example
 from numapin.topology.nics import NicKind, adapters, natural
 from numapin.topology.readings import GpuLoad
 from numapin.view.attach_table import attach_table
 from numapin.view.failure_block import failure_text, traceback_lines
-from numapin.view.openmetrics import ended, openmetrics
+from numapin.view.openmetrics import ended, no_metrics, openmetrics
 from numapin.view.page import page
 from numapin.view.picture import (
     COLORS,

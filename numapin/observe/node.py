@@ -1,0 +1,208 @@
+"""All runs of a host, sampled together.
+
+Root sees the runs of all users, and trusts none of them: a run's folder, its records and the environment of its ranks
+are what its user wrote there.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from numapin.errors import NumapinError, UsageError
+from numapin.launcher import run_folder
+from numapin.observe.find import read_run
+from numapin.observe.sample import Sampler
+from numapin.observe.top import top
+from numapin.system import proc
+from numapin.tasks.identify import parse_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numapin.observe.find import RunningJob
+    from numapin.observe.top import Top
+    from numapin.topology.readings import GpuLoad
+
+_JOB_IDS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+"""The variables of batch systems: see srun(1), qsub(1) of PBS, LSF's environment variables, flux-environment(7)."""
+_IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"
+_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_MOST_CHARS: Final = 128  # of a variable's value
+_MOST_RUNS: Final = 32  # of one user
+_SEARCH_EVERY_S: Final = 10.0  # each search reads the environments of all processes
+_PROBLEMS: Final = (NumapinError, OSError, ValueError)  # of one run, which must not end the others'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOrigin:
+    """Where a job comes from. None: unknown.
+
+    Attributes:
+        host: The name of this host.
+        user: The name of the run's user.
+        job_id: The batch system's number of the job.
+        pod: The name of the Kubernetes pod.
+        namespace: The pod's namespace.
+        ranks: The number of each rank in the whole job, by local rank.
+    """
+
+    host: str
+    user: str | None = None
+    job_id: str | None = None
+    pod: str | None = None
+    namespace: str | None = None
+    ranks: Mapping[int, int] = field(default_factory=dict)
+
+
+def origin_of(job: RunningJob, environ: Mapping[str, str]) -> JobOrigin:
+    """Return where a job comes from, by the environments that its ranks started with; `environ` is this process's."""
+    found = {rank: proc.environment_of(pid) or {} for rank, pid in job.pids.items() if rank not in job.gone}
+    shown = next(filter(None, found.values()), {})
+    user = pod = namespace = None
+    if job.owner is not None:
+        user = str(job.owner)
+        with suppress(KeyError):
+            user = pwd.getpwuid(job.owner).pw_name
+    if _IN_KUBERNETES in shown:
+        pod, namespace = shown.get("POD_NAME") or shown.get("HOSTNAME"), shown.get("POD_NAMESPACE")
+        is_own_pod = _IN_KUBERNETES in environ and shown.get("HOSTNAME") == environ.get("HOSTNAME")
+        if namespace is None and is_own_pod:
+            with suppress(OSError, UnicodeDecodeError):
+                namespace = _NAMESPACE.read_text(encoding="utf-8").strip()
+    job_id = next((shown[name] for name in _JOB_IDS if shown.get(name)), None)
+    job_id, pod, namespace = (None if word is None else word[:_MOST_CHARS] for word in (job_id, pod, namespace))
+    numbers = {rank: parse_count(each.get("RANK", "")) for rank, each in found.items()}
+    ranks = {rank: number for rank, number in numbers.items() if number is not None}
+    return JobOrigin(host=os.uname().nodename, user=user, job_id=job_id, pod=pod, namespace=namespace, ranks=ranks)
+
+
+class JobFollower:
+    """A job that is looked at again and again; ranks that start later or again are found by `again`."""
+
+    def __init__(
+        self, job: RunningJob, again: Callable[[], RunningJob], loads: Callable[[], Mapping[str, GpuLoad]]
+    ) -> None:
+        self.job, self._again, self._loads = job, again, loads
+        self._begin(job)
+
+    def _begin(self, job: RunningJob) -> None:
+        self.job, self._sampler = job, Sampler(job, self._loads)
+        self._before = self._sampler.sample()
+
+    def look(self) -> Top:
+        """Return the job's activity since the last look."""
+        now = self._sampler.sample()
+        seen = top(self.job.name, self.job.plan, before=self._before, now=now)
+        self._before = now
+        return seen
+
+    def is_incomplete(self, seen: Top) -> bool:
+        """Return whether ranks are gone, or have not started yet."""
+        is_starting = self.job.owner is not None and len(self.job.pids) < len(self.job.plan.ranks)
+        return is_starting or any(rank.is_gone for rank in seen.ranks)
+
+    def search(self, seen: Top) -> bool:
+        """Look for ranks that have started; return whether the job has ended. Raises MachineError."""
+        try:
+            found = self._again()
+        except UsageError:  # it has ended, or its launcher was killed while ranks are still running
+            return seen.has_ended
+        if found.pids != self.job.pids:
+            self._begin(found)
+        return False
+
+
+class NodeFollower:
+    """The runs on this host that this user may see; `loads` reads the GPUs.
+
+    `num_unread` is the number of runs that could not be read, or were too many for one user.
+    """
+
+    def __init__(self, loads: Callable[[], Mapping[str, GpuLoad]], environ: Mapping[str, str]) -> None:
+        self._read_loads, self._environ = loads, environ
+        self._loads: Mapping[str, GpuLoad] = {}
+        self._followed: dict[str, tuple[JobFollower, JobOrigin]] = {}
+        self._next_search_s = 0.0
+        self.num_unread = 0
+
+    def look(self) -> list[tuple[Top, JobOrigin]]:
+        """Return the activity of each run since the last look; a new run is in the next one."""
+        self._loads = self._read_loads()  # once for all runs: it takes 20 ms a GPU
+        seen: list[tuple[Top, JobOrigin]] = []
+        is_due = time.monotonic() >= self._next_search_s
+        for folder, (follower, origin) in list(self._followed.items()):
+            try:
+                now = follower.look()
+                if is_due and follower.is_incomplete(now):
+                    pids = follower.job.pids
+                    if follower.search(now):
+                        del self._followed[folder]
+                        continue
+                    if follower.job.pids != pids:
+                        self._followed[folder] = follower, origin_of(follower.job, self._environ)
+            except _PROBLEMS:
+                del self._followed[folder]  # found again if it can be read again
+            else:
+                seen.append((now, origin))
+        if is_due:
+            self._search()
+            self._next_search_s = time.monotonic() + _SEARCH_EVERY_S
+        return seen
+
+    def _search(self) -> None:
+        """Find new runs, the newest first."""
+        self.num_unread = 0
+        num_runs = Counter(follower.job.owner for follower, _ in self._followed.values())
+        for folder, owner in running_folders().items():
+            if folder in self._followed:
+                continue
+            if num_runs[owner] >= _MOST_RUNS:
+                self.num_unread += 1
+                continue
+            num_runs[owner] += 1
+            try:
+                job = _read_own(folder)
+                if job.pids:
+                    follower = JobFollower(job, partial(_read_own, folder), lambda: self._loads)
+                    self._followed[folder] = follower, origin_of(job, self._environ)
+            except UsageError:  # it is starting or ending
+                continue
+            except _PROBLEMS:
+                self.num_unread += 1
+
+
+def running_folders() -> dict[str, int]:
+    """Return the folders of active runs and their users, the newest run first.
+
+    Their ranks have them in their environments, wherever the temporary directory of their job is.
+    """
+    named = {(proc.environment_of(pid) or {}).get("NUMAPIN_RUN_DIR", "") for pid in proc.all_pids()}
+    found: dict[str, int] = {}
+    for folder in named:
+        if run_folder.is_live(folder):
+            with suppress(OSError):
+                found[folder] = os.stat(folder).st_uid  # noqa: PTH116 - Path.stat raises for names that others chose
+    return dict(sorted(found.items(), key=lambda entry: os.path.basename(entry[0]), reverse=True))  # noqa: PTH119
+
+
+def _read_own(folder: str) -> RunningJob:
+    """Read a run with the ranks that are processes of its user, each once: its records could name any process.
+
+    Raises UsageError, MachineError and OSError, see `read_run`.
+    """
+    job = read_run(Path(folder))
+    own: dict[int, int] = {}
+    for rank, pid in job.pids.items():
+        with suppress(proc.Gone, OSError, NumapinError):
+            is_own = job.owner in (0, int(proc.status_field(proc.folder_of(pid), "Uid").split()[0]))
+            if is_own and pid not in own.values():
+                own[rank] = pid
+    return replace(job, pids=own)

@@ -1,0 +1,127 @@
+"""The files for a host's monitoring name metrics, labels and options that exist."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from prometheus_client.openmetrics import parser
+
+from tests.docs.pages import DOCS, ROOT
+from tests.docs.seam import JobOrigin, openmetrics
+from tests.docs.test_pages import check_command_line
+from tests.unit.watched import job, rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prometheus_client.metrics_core import Metric
+
+_FOLDER: Final = ROOT / "examples" / "monitoring"
+_ORIGIN: Final = JobOrigin(host="node7", user="alice", job_id="4711", pod="train-0", namespace="ml", ranks={0: 8})
+_OF_PROMETHEUS: Final = {"instance", "job"}
+
+
+def _families() -> list[Metric]:
+    """Return all that is ever written."""
+    return [*parser.text_string_to_metric_families(openmetrics([(job(rank()), _ORIGIN)], num_unread=0))]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
+
+
+class TestDashboard:
+    """examples/monitoring/grafana.json."""
+
+    DASHBOARD: Final = json.loads((_FOLDER / "grafana.json").read_text())
+    TEXTS: Final = [text for panel in DASHBOARD["panels"] for text in _strings(panel["targets"])]
+
+    def test_its_metrics_are_written(self) -> None:
+        """Each name in a query is that of a sample, and each label one that a sample of the panel's metrics has."""
+        labels_of = {sample.name: {*sample.labels} for family in _families() for sample in family.samples}
+        for panel in self.DASHBOARD["panels"]:
+            queries = " ".join(target["expr"] for target in panel["targets"])
+            names = re.findall(r"numapin_\w+", queries)
+            assert names, panel["title"]
+            assert {*names} <= labels_of.keys(), panel["title"]
+            known = set.intersection(*(labels_of[name] for name in names)) | _OF_PROMETHEUS
+            used = re.findall(r"(\w+)=~?\"", queries)
+            used += [word for words in re.findall(r"\bby \(([^)]*)\)", queries) for word in words.split(", ")]
+            used += [word for target in panel["targets"] for word in re.findall(r"{{(\w+)}}", target["legendFormat"])]
+            assert {*used} <= known, panel["title"]
+
+    def test_its_variables(self) -> None:
+        """Each variable that a query uses is defined, by a label that is written."""
+        variables = {each["name"]: each for each in self.DASHBOARD["templating"]["list"]}
+        used = {name for text in self.TEXTS for name in re.findall(r"\$(\w+)", text)} - {"__rate_interval"}
+        assert used == variables.keys() - {"datasource"}
+        labels_of = {sample.name: sample.labels for family in _families() for sample in family.samples}
+        for name in used:
+            query = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables[name]["query"]["query"])
+            assert query is not None
+            assert query[2] in labels_of[query[1]]
+
+    def test_its_panels_have_places_of_their_own(self) -> None:
+        """No two panels overlap, and ids are unique."""
+        cells = [
+            (x, y)
+            for each in (panel["gridPos"] for panel in self.DASHBOARD["panels"])
+            for x in range(each["x"], each["x"] + each["w"])
+            for y in range(each["y"], each["y"] + each["h"])
+        ]
+        assert len(cells) == len({*cells})
+        assert len({panel["id"] for panel in self.DASHBOARD["panels"]}) == len(self.DASHBOARD["panels"])
+
+
+def test_the_page_has_all_metrics() -> None:
+    """The table of docs/guides/metrics.md has each metric with its type and help text; that of labels, each label."""
+    page = (DOCS / "guides" / "metrics.md").read_text()
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page.splitlines() if line[:3] == "| `"
+    ]
+    families = _families()
+    written = [(f"`{family.samples[0].name}`", family.type, family.documentation) for family in families]
+    assert [row for row in rows if row[0].startswith("`numapin_")] == written
+    described = {
+        label for row in rows if not row[0].startswith("`numapin_") for label in re.findall(r"`(\w+)`", row[0])
+    }
+    of_info = {"pid", "cpus", "node"}
+    assert described == {label for family in families for label in family.samples[0].labels} - of_info
+
+
+class TestService:
+    """examples/monitoring/numapin-metrics.service."""
+
+    UNIT: Final = _FOLDER / "numapin-metrics.service"
+
+    def test_its_command(self) -> None:
+        """It is one that numapin accepts, for a file that the collector reads."""
+        unit = configparser.ConfigParser()
+        unit.read_string(self.UNIT.read_text())
+        program, *words = shlex.split(unit["Service"]["ExecStart"])
+        assert program.endswith("/bin/numapin")
+        check_command_line(words)
+        assert words[words.index("--openmetrics") + 1].endswith(".prom")
+        assert unit["Service"]["SuccessExitStatus"] == str(128 + 15)
+
+    def test_systemd_accepts_it(self, tmp_path: Path) -> None:
+        """Systemd finds no fault, such as a misspelt setting."""
+        if not shutil.which("systemd-analyze"):
+            pytest.skip("no systemd-analyze on PATH; type: apt-get install systemd")
+        copy = tmp_path / self.UNIT.name
+        copy.write_text(self.UNIT.read_text().replace("/opt/numapin/bin/numapin", shutil.which("true") or "/bin/true"))
+        done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

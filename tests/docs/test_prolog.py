@@ -1,0 +1,143 @@
+"""The snippets of docs/guides/prolog.md do what the page says, with stand-ins for the programs of a cluster."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.docs.pages import DOCS, ROOT
+from tests.docs.test_pages import check_command_line
+from tests.jobs.schemas import versions
+from tests.nvml.fake import FakeGpu, render
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.nvml.fake import FakeNvml
+
+_PAGE: Final = (DOCS / "guides" / "prolog.md").read_text()
+_NUMAPIN: Final = "/opt/numapin/bin/numapin"
+_HOST: Final = "/etc/numapin/host.json"
+_GPUS: Final = [
+    FakeGpu(uuid=f"GPU-{n}", pci=f"00000000:{n + 1}B:00.0", ecc=(0, 0), rows=(0, 0), reasons=0) for n in range(2)
+]
+
+
+def _snippet(language: str) -> str:
+    """Return the only block of a language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def _program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+class Cluster:
+    """A host with two GPUs that was saved when it was sound, and programs that note how they were called."""
+
+    def __init__(self, folder: Path, fake_nvml: FakeNvml) -> None:
+        self._folder, self._fake_nvml = folder, fake_nvml
+        self._saved, self._calls = folder / "host.json", folder / "calls.txt"
+        self._numapin = _program(folder / "numapin", f'cd {ROOT} && exec {sys.executable} -m numapin "$@"')
+        self._note = _program(folder / "note", f'echo "$@" >> {self._calls}')
+        subprocess.run([self._numapin, "topo", "--save", str(self._saved)], env=self._environ(_GPUS), check=True)
+
+    def _environ(self, gpus: list[FakeGpu]) -> dict[str, str]:
+        environ = self._fake_nvml.environment(self._folder, render(gpus))
+        kept = {name: environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_DATA")}
+        return {**kept, "SLURMD_NODENAME": "node7"}  # prologs have no PATH
+
+    def run(self, script: str, gpus: list[FakeGpu]) -> tuple[int, str]:
+        """Run a script on a host with these GPUs; return the status, and how the cluster's programs were called."""
+        for name, stand_in in (
+            (_NUMAPIN, self._numapin),
+            (_HOST, str(self._saved)),
+            ("/usr/bin/scontrol", f"{self._note} scontrol"),
+            ("/usr/bin/logger", f"{self._note} logger"),
+        ):
+            script = script.replace(name, stand_in)
+        script = re.sub(r"--only \S+", "--only ecc", script)  # the other checks look at this host, which may be unfit
+        bash = shutil.which("bash") or "/bin/bash"
+        done = subprocess.run([bash, "-c", script], env=self._environ(gpus), capture_output=True, check=False)
+        assert done.stderr == b""
+        return done.returncode, self._calls.read_text() if self._calls.exists() else ""
+
+
+@pytest.fixture
+def cluster(fake_nvml: FakeNvml, tmp_path: Path) -> Cluster:
+    """Return a sound host."""
+    return Cluster(tmp_path, fake_nvml)
+
+
+class TestSlurm:
+    """The prolog."""
+
+    SCRIPT: Final = _snippet("bash")
+
+    def test_a_sound_host(self, cluster: Cluster) -> None:
+        """The job starts, and Slurm is not asked for anything."""
+        assert cluster.run(self.SCRIPT, _GPUS) == (0, "")
+
+    def test_a_host_that_has_lost_a_gpu(self, cluster: Cluster) -> None:
+        """The host is drained; the reason has the count of findings and what is missing; the log has all of them."""
+        status, calls = cluster.run(self.SCRIPT, _GPUS[:1])
+        *_, drained = calls.splitlines()
+        assert status == 1
+        assert drained.startswith("scontrol update NodeName=node7 State=DRAIN Reason=numapin: ")
+        assert "1 error" in drained
+        assert "Start with expect: gpus: 1 instead of 2" in drained
+        assert calls.startswith("logger -t numapin -- ")
+        assert "(missing: 0000:2b:00.0)" in calls
+
+    def test_a_host_that_does_not_answer(self, cluster: Cluster) -> None:
+        """A program that ends without a word is no sound host."""
+        status, calls = cluster.run(self.SCRIPT.replace(_NUMAPIN, "/bin/false"), _GPUS)
+        assert status == 1
+        assert "Reason=numapin: numapin doctor did not answer within 60 s" in calls
+
+    def test_shellcheck(self) -> None:
+        """Shellcheck finds nothing."""
+        if not shutil.which("shellcheck"):
+            pytest.skip("no shellcheck on PATH; type: apt-get install shellcheck")
+        done = subprocess.run(["shellcheck", "-"], input=self.SCRIPT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, "")
+
+    def test_the_command_is_real(self) -> None:
+        """The options exist, and so do the checks."""
+        (command,) = re.findall(rf"{_NUMAPIN} (.*?) 2>&1", self.SCRIPT.replace("\\\n", " "))
+        check_command_line(shlex.split(command))
+
+
+def test_node_health_check(cluster: Cluster) -> None:
+    """The line fails where the host differs; NHC's check runs the command and compares its status."""
+    hosts, line = _snippet("text").strip().split(" || ", 1)
+    assert hosts == "*"
+    stand_in = 'check_cmd_status() { [ "$1 $3 $4" = "-t -r 0" ] && shift 4 && "$@" > /dev/null; }'
+    script = f"{stand_in}\n{line}"
+    assert cluster.run(script, _GPUS)[0] == 0
+    assert cluster.run(script, _GPUS[:1])[0] == 1
+    check_command_line(shlex.split(line.partition(f"{_NUMAPIN} ")[2]))
+
+
+def test_kubernetes() -> None:
+    """The init container has its place in a pod of every known version, and its command exists."""
+    snippet: dict[str, Any] = yaml.safe_load(_snippet("yaml"))
+    (container,) = snippet["initContainers"]
+    program, *words = container["command"]
+    assert program == "numapin"
+    check_command_line(words)
+    main = {"name": "main", "image": "registry/image:tag"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "job"}, "spec": {**snippet, "containers": [main]}}
+    for version in versions():
+        kubernetes_validate.validate(pod, version, strict=True)

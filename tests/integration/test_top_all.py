@@ -1,0 +1,206 @@
+"""`numapin top --openmetrics --all`: the metrics of all runs on a host, for root also those of users not to trust."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from prometheus_client.openmetrics import parser as strict
+
+from numapin import Bind, Memory, Plan
+from tests.integration.launching import NUMAPIN, environment, numapin
+from tests.integration.seam import NodeFollower, handover, proc, running_folders
+from tests.integration.staying import STEPPING_JOB, staying_job
+from tests.needs import needs_root
+from tests.unit.planned import PLANNED
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ATTACKER: Final = 65534
+_SLEEP: Final = shutil.which("cat") or "/bin/cat"  # until its input ends; this Python may be root's only
+
+
+def _of_runs(text: str, names: list[str]) -> list[tuple[str, dict[str, str], float]]:
+    """Return name, labels and value of each sample of these runs: other runs may be active on this host."""
+    families = list(strict.text_string_to_metric_families(text))
+    samples = [sample for family in families for sample in family.samples]
+    return [(each.name, dict(each.labels), each.value) for each in samples if each.labels.get("run") in names]
+
+
+def test_two_runs(tmp_path: Path) -> None:
+    """Runs in different folders are found by their processes, with the batch system's job and the ranks' numbers."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    run = (*NUMAPIN, "run", "--nproc-per-node")
+    with (
+        staying_job(first, "env", "LSB_JOBID=4711", *run, "2", num_ranks=2, job_script=STEPPING_JOB),
+        staying_job(second, *run, "1", num_ranks=1, job_script=STEPPING_JOB),
+    ):
+        done = numapin("top", "--openmetrics", "--all", "--once", "--interval", "0.3")
+        (name,), (other,) = (os.listdir(folder / "runs") for folder in (first, second))  # noqa: PTH208
+    assert (done.status, done.err) == (0, "")
+    found = _of_runs(done.out, [name, other])
+    steps = {
+        (labels["run"], labels["rank"], labels["local_rank"]): value
+        for metric, labels, value in found
+        if metric == "numapin_rank_steps_total"
+    }
+    assert steps.keys() == {(name, "0", "0"), (name, "1", "1"), (other, "0", "0")}
+    assert min(steps.values()) > 0
+    for _, labels, _ in found:
+        assert labels["host"] == os.uname().nodename
+        assert labels.get("job_id") == ("4711" if labels["run"] == name else None)
+    assert "numapin_runs_unread " in done.out
+
+
+def test_a_service(tmp_path: Path) -> None:
+    """The file follows runs that start and end; when the service ends, it has no metrics; it can be read by all."""
+    path = tmp_path / "numapin.prom"
+    command = [*NUMAPIN, "top", "--interval", "0.2", "--openmetrics", str(path), "--all"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as service:
+        try:
+            assert wait_until(path.exists, limit_s=60)
+            with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1, job_script=STEPPING_JOB):
+                (name,) = os.listdir(tmp_path / "runs")  # noqa: PTH208
+                assert wait_until(lambda: f'numapin_rank_up{{run="{name}"' in path.read_text(), limit_s=60)
+            assert wait_until(lambda: name not in path.read_text(), limit_s=60)
+            service.send_signal(signal.SIGTERM)
+            _, err = service.communicate(timeout=60)
+        finally:
+            service.kill()
+    assert (service.returncode, err) == (143, "numapin: stopped by SIGTERM; the job goes on\n")
+    assert path.read_text() == "# EOF\n"
+    assert path.stat().st_mode & 0o444 == 0o444
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (("--all",), "--all needs --openmetrics FILE, or --once"),
+        (("--all", "--openmetrics"), "--all needs --openmetrics FILE, or --once"),
+        (("--all", "--openmetrics", "--once", "--pid", "1"), "--all and a job cannot be combined"),
+        (("--all", "--openmetrics", "--once", "run-x"), "--all and a job cannot be combined"),
+    ],
+)
+def test_lines_that_are_refused(line: tuple[str, ...], message: str) -> None:
+    """The option writes metrics of all runs, and nothing else."""
+    done = numapin("top", *line)
+    assert (done.status, message in done.err) == (2, True), done.err
+
+
+# --- runs of users that root cannot trust ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _planted(folder: Path, *, rank_pid: int | None = None) -> Iterator[int]:
+    """Make a live run of another user with one rank; yield its process. `rank_pid` is the one that the record names."""
+    folder.mkdir(mode=0o700)
+    with subprocess.Popen(
+        _SLEEP,
+        env={"NUMAPIN_RUN_DIR": str(folder), "RANK": "5"},
+        stdin=subprocess.PIPE,
+        user=ATTACKER,
+        group=ATTACKER,
+        extra_groups=[],
+        cwd="/",
+    ) as rank:
+        pid = rank_pid or rank.pid
+        plan = Plan(bind=Bind.NODE, memory=Memory.PREFERRED, ranks=(PLANNED,)).to_json()
+        record = {
+            "schema": "numapin.observed/1",
+            "local_rank": 0,
+            "rank": 5,
+            "restart": 0,
+            "pid": pid,
+            "start": proc.stat(proc.folder_of(pid)).start,
+            "host": os.uname().nodename,
+            "applied": {},
+        }
+        for name, content in ((handover.PLAN, plan), (f"{handover.OBSERVED}0-0.json", record)):
+            (folder / name).write_text(json.dumps(content))
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for path in (folder, *folder.iterdir()):
+                os.chown(path, ATTACKER, ATTACKER)
+            try:
+                yield rank.pid
+            finally:
+                rank.communicate(b"\n")
+
+
+def _seen(folder: Path) -> tuple[bool, int]:
+    """Look at all runs; return whether this one is among them, and how many could not be read."""
+    follower = NodeFollower(dict, {})
+    follower.look()
+    return folder.name in {top.run for top, _ in follower.look()}, follower.num_unread
+
+
+@pytest.fixture
+def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that another user can enter."""
+    folder = tmp_path_factory.mktemp("others")
+    for path in (folder, folder.parent, folder.parent.parent):
+        path.chmod(path.stat().st_mode | 0o111)
+    return folder
+
+
+@needs_root
+class TestOthers:
+    """Root looks at the runs of all users."""
+
+    def test_a_run_of_another_user(self, open_folder: Path) -> None:
+        """Its metrics have the user's name; the user sees neither root's nor others' runs."""
+        folder = open_folder / "run-theirs"
+        with _planted(folder):
+            assert _seen(folder) == (True, 0)
+            follower = NodeFollower(dict, {})
+            follower.look()
+            ((_, origin),) = [each for each in follower.look() if each[0].run == folder.name]
+            assert (origin.user, origin.ranks) == ("nobody", {0: 5})
+            assert str(folder) in running_folders()
+
+    def test_a_record_that_names_another_users_process(self, open_folder: Path) -> None:
+        """Nothing is published about a process that is not the run's user's."""
+        folder = open_folder / "run-spy"
+        with _planted(folder, rank_pid=os.getpid()):
+            assert _seen(folder) == (False, 0)
+
+    @pytest.mark.parametrize("what", ["link", "pipe", "huge file", "third user's file", "many records"])
+    def test_files_that_no_run_writes(self, open_folder: Path, what: str) -> None:
+        """A run with a trap in its folder is counted as unread; the others are not held up."""
+        folder, good = open_folder / "run-trap", open_folder / "run-good"
+        with _planted(folder), _planted(good):
+            plan = folder / handover.PLAN
+            content = plan.read_text()
+            plan.unlink()
+            if what == "link":
+                (open_folder / "target").write_text(content)
+                plan.symlink_to(open_folder / "target")
+            elif what == "pipe":
+                os.mkfifo(plan)
+            elif what == "huge file":
+                with plan.open("w") as file:
+                    file.truncate(1 << 30)
+            elif what == "third user's file":
+                plan.write_text(content)
+            else:
+                plan.write_text(content)
+                for number in range(6):
+                    (folder / f"{handover.OBSERVED}1-{number}.json").write_text(" " * (15 << 20))
+            if plan.is_file() and not plan.is_symlink():
+                os.chown(plan, 4711 if what == "third user's file" else ATTACKER, ATTACKER)
+            for path in folder.glob(f"{handover.OBSERVED}1-*"):
+                os.chown(path, ATTACKER, ATTACKER)
+            assert _seen(folder) == (False, 1)
+            assert _seen(good) == (True, 1)

@@ -1,0 +1,156 @@
+"""The readings behind the checks of GPUs: NVML's, with the stand-in library, and the kernel log's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.nvml.fake import FakeGpu, render
+from tests.unit.doctor.seam import GpuUser, read_kernel_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.nvml.fake import FakeNvml
+
+_GPU = FakeGpu(
+    uuid="GPU-a",
+    pci="00000000:1B:00.0",
+    ecc=(2, 7),
+    rows=(1, 0),
+    retirement=0,
+    reasons=0x48,
+    processes=(4711, (1, 512)),
+)
+_BARE = FakeGpu(uuid="GPU-b", pci="00000000:1C:00.0")
+_READ = """if True:
+    import json
+    from dataclasses import asdict
+    from numapin.doctor.live import gpu_users
+    from numapin.topology.sources.nvml import read_nvml
+    nvml = read_nvml(with_health=True)
+    healths = [asdict(gpu.health) for gpu in nvml.gpus]
+    print(json.dumps({"healths": healths, "users": gpu_users(nvml), "notes": nvml.notes}))
+"""
+_LOG = (
+    "6,0,0,-;Linux version 6.8.0\n"
+    "4,1,5000000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+    " SUBSYSTEM=pci\n"
+    "4,2,6000000,c;NVRM: Xid (PCI:0008:01:00 GPU-I:05): 31, pid=4711, name=python, MMU Fault\n"
+    "12,3,7000000,-;NVRM: Xid (PCI:0000:1b:00): 79, written by a program\n"
+    "4,4,8000000,-;NVRM: Xid (0000:03:00): 14, Channel 00000001\n"
+    "4,5,9000000,-;NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.\n"
+)
+
+
+def _read(fake_nvml: FakeNvml, folder: Path, *gpus: FakeGpu, old: bool = False) -> dict[str, Any]:
+    environ = fake_nvml.environment(folder, render(gpus), old=old)
+    done = subprocess.run([sys.executable, "-c", _READ], env=environ, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_health_as_nvml_reports_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """Each value has its own field; of processes, name and user are those of the process that is there."""
+    pid = os.getpid()
+    found = _read(fake_nvml, tmp_path, replace(_GPU, processes=((pid, 512), 4194304)), _BARE)
+    health, bare = found["healths"]
+    assert (health["uncorrected"], health["uncorrected_ever"]) == (2, 7)
+    assert (health["is_remapping_pending"], health["has_remapping_failed"]) == (True, False)
+    assert health["is_retirement_pending"] is False
+    assert health["slowdowns"] == ["hardware slowdown", "heat, by the hardware"]
+    assert health["unread"] == {}
+    (gpu, own, used_bytes, name, user), gone = found["users"]
+    assert (gpu, own, used_bytes) == (0, pid, 512 << 20)
+    assert name == _comm(pid)
+    assert user
+    assert gone == [*GpuUser(0, 4194304, 1 << 30, None, None)]  # no process has so high an id
+    assert {value for field, value in bare.items() if field not in ("unread", "processes")} == {None}
+    assert bare["processes"] == []
+    assert {*bare["unread"]} == {"uncorrected", "uncorrected_ever", "rows", "is_retirement_pending", "slowdowns"}
+
+
+def _comm(pid: int) -> str:
+    with open(f"/proc/{pid}/comm", encoding="utf-8") as file:  # noqa: PTH123 - a file of the kernel
+        return file.read().strip()
+
+
+def test_an_old_driver(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """What it lacks is unknown with NVML's own words; clocks are read by their former name."""
+    (health,) = _read(fake_nvml, tmp_path, _GPU, old=True)["healths"]
+    assert (health["is_remapping_pending"], health["has_remapping_failed"]) == (None, None)
+    assert {*health["unread"]} == {"rows"}
+    assert "Not Found" in health["unread"]["rows"]
+    assert health["slowdowns"] == ["hardware slowdown", "heat, by the hardware"]
+    assert health["uncorrected"] == 2
+
+
+@pytest.mark.parametrize("question", ["ecc", "rows", "retirement", "reasons", "processes"])
+def test_a_question_that_is_refused(fake_nvml: FakeNvml, tmp_path: Path, question: str) -> None:
+    """Only its own answer is unknown; a GPU that is lost meanwhile is left out."""
+    both = (replace(_GPU, fails={question: 4}), replace(_GPU, fails={question: 15}))
+    found = _read(fake_nvml, tmp_path, *both)
+    (health,) = found["healths"]
+    fields = {
+        "ecc": {"uncorrected", "uncorrected_ever"},
+        "retirement": {"is_retirement_pending"},
+        "reasons": {"slowdowns"},
+    }
+    assert {*health["unread"]} == fields.get(question, {question})
+    assert "GPU 1 (in NVML's order) is left out" in found["notes"][0]
+
+
+class TestKernelLog:
+    """Errors of the driver in the kernel's buffer or the journal."""
+
+    def test_the_kernels_buffer(self, tmp_path: Path) -> None:
+        """Both ways in which drivers write the address are read, and the kernel's own records only."""
+        log = tmp_path / "kmsg"
+        log.write_text(_LOG)
+        found = read_kernel_log(str(log))
+        assert [(xid.code, xid.pci) for xid in found.xids or ()] == [
+            (79, "0000:1b:00.0"),
+            (31, "0008:01:00.0"),
+            (14, "0000:03:00.0"),
+        ]
+        first = (found.xids or ())[0]
+        booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert first.at_s == pytest.approx(booted_s + 5, abs=1)
+        assert first.message.endswith("GPU has fallen off the bus.")
+        assert found.begins_s is None
+
+    def test_a_buffer_that_has_lost_its_beginning(self, tmp_path: Path) -> None:
+        """The time of the first message that is left is known."""
+        log = tmp_path / "kmsg"
+        log.write_text(_LOG.partition("\n")[2])
+        booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert read_kernel_log(str(log)).begins_s == pytest.approx(booted_s + 5, abs=1)
+
+    def test_the_journal(self, tmp_path: Path) -> None:
+        """It is read if the buffer may not be; without a message of the kernel in it, the answer is unknown."""
+        journal = tmp_path / "journalctl"
+        lines = (
+            "1700000000.5 host kernel: Linux version\n1700000009.25 host kernel: NVRM: Xid (PCI:0000:1b:00): 63, row\n"
+        )
+        journal.write_text(f"#!/bin/sh\ncat <<END\n{lines}END\n")
+        journal.chmod(0o700)
+        found = read_kernel_log("/nonexistent/kmsg", str(journal))
+        assert found.begins_s == pytest.approx(1700000000.5)
+        assert [(xid.code, xid.at_s) for xid in found.xids or ()] == [(63, 1700000009.25)]
+        for script in ("echo '-- No entries --'", "exit 1"):
+            journal.write_text(f"#!/bin/sh\n{script}\n")
+            unread = read_kernel_log("/nonexistent/kmsg", str(journal))
+            assert unread.xids is None
+            assert unread.problem.endswith("; the journal shows no message of the kernel")
+
+    def test_neither(self) -> None:
+        """Without both, the answer is unknown, with the reason."""
+        found = read_kernel_log("/nonexistent/kmsg", "/nonexistent/journalctl")
+        assert (found.xids, found.problem) == (None, "/nonexistent/kmsg cannot be read: No such file or directory")
