@@ -36,6 +36,7 @@ _CHOICE: Final = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)")
 _UNKNOWN: Final = re.compile(
     r"(no such (?P<kind>option|command) |got unexpected extra argument )['(](?P<word>.*)[')]", re.DOTALL
 )
+_WITHOUT_VALUE: Final = re.compile(r"option (?P<name>--?[\w-]+) needs a value$")
 _NUM_RANKS: Final = "--nproc-per-node"
 _NAMES_ELSEWHERE: Final = ("-n", "-np", "--nprocs", "--num-processes", "--num-gpus")
 """The names of --nproc-per-node in mpirun, torch_xla, accelerate and deepspeed."""
@@ -173,6 +174,10 @@ def _show(error: click.ClickException) -> None:
         message = f"no such option '{error.option_name}'"
     elif isinstance(error, click.UsageError) and message.startswith("No such command"):
         message = error.message
+    elif isinstance(error, click.BadOptionUsage) and message.endswith("requires an argument."):
+        message = f"option {error.option_name} needs a value"
+    elif isinstance(error, click.MissingParameter):
+        message, _, _ = message.partition(". Choose from")  # the choices are its name, too
     message = message.removesuffix(".")
     context: click.Context | None = getattr(error, "ctx", None)
     if context:
@@ -190,7 +195,7 @@ def _show(error: click.ClickException) -> None:
 
 
 def _say(message: str, hint: str) -> None:
-    """Print an error. If its remedy is a command's help, add what may have been meant, and the command's usage."""
+    """Print an error. If its remedy is a command's help, add what was meant or is missing, and the command's usage."""
     command: click.Command | None = None
     usage = ""
     if named := _HELP.search(hint):
@@ -202,7 +207,8 @@ def _say(message: str, hint: str) -> None:
             path = " ".join(["numapin", *names])
             shown = click.Context(command, info_name=path, **command.context_settings)
             usage = " ".join([path, *command.collect_usage_pieces(shown)])
-    say_error(message + _suggestion(message, command), hint, usage=usage)
+    more = _values(message, command) or _suggestion(message, command)
+    say_error(message + more, hint, usage=usage)
 
 
 def _subcommand(command: click.Command | None, name: str) -> click.Command | None:
@@ -239,6 +245,19 @@ def _like_option(typed: str, command: click.Command) -> str:
     if other is not None and word in _options_of(getattr(import_module(f"numapin.cli.{other}"), other)):
         return f"; did you mean numapin {other} {word}?"
     return did_you_mean(typed, known)
+
+
+def _values(message: str, command: click.Command | None) -> str:
+    """Return ": a, b or c" if an option has no value, with the values that it takes or their kind; else ""."""
+    named = _WITHOUT_VALUE.match(message)
+    if named is None or command is None:
+        return ""
+    option = next((param for param in command.params if named["name"] in param.opts), None)
+    if option is None:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return f": {' or '.join(', '.join(option.type.choices).rsplit(', ', 1))}"
+    return f": {option.metavar or option.type.name.upper()}"
 
 
 def _options_of(command: click.Command) -> list[str]:

@@ -261,7 +261,8 @@ def _early_end(status: int, files: RankFiles, skip: int) -> str | None:
     if files.measured:
         return None
     skipped = f"; the first {skip} are not measured (--skip)" if files.found else ""
-    return files.failure() or f"it ended after {files.progress()}{skipped}"
+    resumed = "if it resumes from a checkpoint, earlier runs have left it little to do: let each run start anew"
+    return files.failure() or f"it ended after {files.progress()}{skipped}; {resumed}"
 
 
 def _result(ranks: Sequence[RankSteps], usage: JobReadings, options: JobOptions, started_s: float) -> JobResult:

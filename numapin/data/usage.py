@@ -88,7 +88,10 @@ class JobUsage:
         ended = {usage.rank for usage in self.usages if not usage.is_complete}
         if num_loaders:
             of_ranks = f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
-            parts = [f"{counted(num_loaders, 'loader')}, {counted(num_batches, 'batch')} by numapin{of_ranks}"]
+            counts = [counted(num_loaders, "loader"), counted(num_batches, "batch")]
+            if ended:  # a killed process wrote its record with its first loader, before most of its batches
+                counts[1:] = [f"at least {counts[1]}"] if num_batches else []
+            parts = [f"{', '.join(counts)} by numapin{of_ranks}"]
         else:
             parts = ["no loader by numapin" if others else "no process recorded a DataLoader"]
         if others:

@@ -12,6 +12,8 @@ import threading
 from string import Template
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
+from numapin.errors import UsageError
+
 if TYPE_CHECKING:
     from typing import TextIO
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _LOOK_S: Final = 0.1
 _STREAMS: Final = (("stdout", 1), ("stderr", 2))
+_REMEDY: Final = "choose a folder that you can write to, with room: --log-dir DIR"
 
 
 class RankOutput(NamedTuple):
@@ -50,18 +53,10 @@ class Logs:
         if not job.keeps_logs:
             again = f"-{attempt}" if attempt else ""
             return [RankOutput(os.path.join(run_dir, f"error-{n}{again}.json")) for n in range(place.num_ranks)]
-        base = job.log_dir or os.path.join(run_dir, "logs")
-        if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
-            import tempfile
-
-            os.makedirs(base, exist_ok=True)
-            self._folder = tempfile.mkdtemp(prefix=f"{job.run_id or place.run_id}_", dir=base)
-        folder = os.path.join(self._folder, f"attempt_{attempt}")
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = self._make_folders(attempt, place, run_dir)
         files, shown = [], []
         for local_rank in range(place.num_ranks):
             own = os.path.join(folder, str(local_rank))
-            os.makedirs(own)
             is_shown = not job.local_ranks_filter or local_rank in job.local_ranks_filter
             teed, redirected = (of.get(None, of.get(local_rank, 0)) for of in (job.tee, job.redirects))
             paths = {}
@@ -81,6 +76,23 @@ class Logs:
             )
             self._tail.start()
         return files
+
+    def _make_folders(self, attempt: int, place: HostPlace, run_dir: str) -> str:
+        """Make an empty folder for each rank, and return the folder of the attempt. Raises UsageError."""
+        base = self._job.log_dir or os.path.join(run_dir, "logs")
+        try:
+            if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
+                import tempfile
+
+                os.makedirs(base, exist_ok=True)
+                self._folder = tempfile.mkdtemp(prefix=f"{self._job.run_id or place.run_id}_", dir=base)
+            folder = os.path.join(self._folder, f"attempt_{attempt}")
+            shutil.rmtree(folder, ignore_errors=True)
+            for local_rank in range(place.num_ranks):
+                os.makedirs(os.path.join(folder, str(local_rank)))
+        except OSError as error:
+            raise UsageError(f"no folder for logs can be made in {base}: {error.strerror}", _REMEDY) from None
+        return folder
 
     def close(self) -> None:
         """Show what is left of the lines of this attempt."""

@@ -275,6 +275,7 @@ def parse(
             given[option.key] = text
     typed: list[str] = []
     words, on_line = list(arguments), set()
+    name = equals = value = ""
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.pop(0)
         if word == "--":
@@ -299,6 +300,9 @@ def parse(
     if "print_completion" in given:
         raise UsageError("--print-completion is for torchrun's command lines", "numapin completion SHELL")
     if not words:
+        if value.endswith(".py") and not equals:
+            problem = f"there is no script to run: {value} is the value of {name}"
+            raise UsageError(problem, f"{prog} {name} VALUE {value}")
         raise UsageError("there is no script to run", f"{prog} train.py")
     options = {option.key: _value(option, given, prog) for option in TORCHRUN_OPTIONS}
     if options["no_python"] and options["module"] and not options["run_path"]:

@@ -470,8 +470,8 @@ class TestAtTheEnd:
         """Counts add up over restarts, even of a rank that exits; a line says that a killed rank's are missing."""
         done = numapin(*RUN, "--max-restarts=1", "--strict", "--dataloader=numapin", script(tmp_path, FAILING))
         assert done.status == 1, done.err
-        expected = "2 loaders, 2 batches by numapin; the last counts of rank 0 are missing: it ended without Python's"
-        assert f"numapin: dataloader: {expected} exit handlers (killed, or os._exit)\n" in done.err
+        expected = "2 loaders, at least 2 batches by numapin; the last counts of rank 0 are missing: it ended without"
+        assert f"numapin: dataloader: {expected} Python's exit handlers (killed, or os._exit)\n" in done.err
 
     def test_without_exit_handlers(self, tmp_path: Path) -> None:
         """A rank that leaves by os._exit(0) succeeds, but its counts are unknown, which --strict does not accept."""

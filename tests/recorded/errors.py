@@ -122,6 +122,8 @@ WRONG: Final = (
     "run --bnd node train.py",
     "run --children train.py",
     "run --dataloader nope train.py",
+    "run --dataloader --quiet train.py",
+    "run --dataloader train.py",
     "exec",
     "exec --",
     "exec --plan",

@@ -94,11 +94,12 @@ class TestLine:
             unread=("loaders-2-0-7.json cannot be read: no",),
         )
         assert found == (
-            "2 loaders, 2 batches by numapin in 2 ranks; 1 batch outside the slots: slots are turned off; "
+            "2 loaders, at least 2 batches by numapin in 2 ranks; 1 batch outside the slots: slots are turned off; "
             "ranks 1-2 left no record of a loader; the last counts of ranks 0,3 are missing: they ended "
             "without Python's exit handlers (killed, or os._exit); "
             "loaders-2-0-7.json cannot be read: no"
         )
+        assert line(usage(0, num_loaders=1, is_complete=False)).startswith("1 loader by numapin; the last counts of")
 
     @pytest.mark.parametrize(
         ("fields", "expected"),

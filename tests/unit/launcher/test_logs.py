@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from numapin.errors import UsageError
 from tests.unit.launcher.seam import HostPlace, Logs, parse
 
 HOST = os.uname().nodename
@@ -33,3 +34,13 @@ def test_how_lines_begin(
         Path(files[1].stdout).write_text("a step\nanother\n")
         logs.close()
     assert capsys.readouterr().out == f"{begins}a step\n{begins}another\n"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """Names the folder and the reason, and the option that chooses another one."""
+    place = HostPlace(0, 1, 2, 0, 2, 0, 2, "127.0.0.1", 1, "job")
+    (tmp_path / "file").touch()
+    line = ["--log-dir", f"{tmp_path}/file/logs", "train.py"]
+    with pytest.raises(UsageError, match=f"can be made in {tmp_path}/file/logs: Not a directory") as caught:
+        Logs(parse(line, {}, {}, python="python3", prog="numapin run")).begin(0, place, str(tmp_path))
+    assert "--log-dir DIR" in caught.value.hint
