@@ -43,7 +43,7 @@ STRINGS = {
     "unit/steps": "test_totals",
     "unit/launcher": "test_store",
     "unit/observe": "test_top",
-    "unit/rank": "test_bind test_shim test_signals",
+    "unit/rank": "test_shim test_signals",
     "unit/system": "test_cuda test_memory",
     "unit": "test_layout",
     "unit/topology": "test_nvml",
