@@ -149,8 +149,8 @@ BESIDE = {
 def shown(done: Ended, folder: Path) -> str:
     """Return how a program ended and what it recorded, without what differs between versions of Python."""
     if done.record is None:
-        printed = sorted({*re.findall(r"\w+Error|no data|the child", done.err)})
-        return f"  status {done.status}, nothing recorded, printed {printed}\n"
+        words = sorted({*re.findall(r"\w+Error|no data|the child", done.err)})
+        return f"  status {done.status}, nothing recorded, printed {words}\n"
     text = "".join(f"  | {line}\n" for line in done.text.splitlines() if set(line) - set(" ~^"))
     printed = done.err.replace(done.text, "<the traceback>\n")
     return f"  status {done.status}, {done.record['message']!r}, printed {printed!r}\n{text}".replace(f"{folder}/", "")
