@@ -34,7 +34,6 @@ _MEASURING = (  # for benchmarks whose measuring processes may be forks
 _LIMIT_S = 120
 _DEATH_S = 10
 _NOTHING = Path(os.devnull)
-IN_TURN = str(Path(__file__).with_name("in_turn.py"))  # a program for ranks; arguments: a folder, scripts
 REFUSE_POLICY = (sys.executable, str(Path(__file__).resolve().parents[1] / "vm" / "refuse_policy.py"))
 
 # Begins scripts in which torch's compiler does not matter. Optimizers and profilers import it to ask for its settings,
@@ -229,14 +228,6 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
     path = folder / name
     path.write_text(text)
     return str(path)
-
-
-def printed_in_turn(folder: Path, number: int) -> Done:
-    """Return what the script with this number, from 0, printed in all ranks of IN_TURN."""
-    out, err = (
-        "".join(path.read_text() for path in sorted(folder.glob(f"{number}.*.{stream}"))) for stream in ("out", "err")
-    )
-    return Done(status=0, out=out, err=err)
 
 
 def observed(run_dir: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from numapin.bench import process
 from numapin.bench.loader import CASES
 from numapin.cli import verify
 from numapin.cli.entry import main
-from numapin.cli.main import _COMMANDS, numapin
+from numapin.cli.main import numapin
 from numapin.cli.run import _loaders_reported
 from numapin.compare.campaign import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command

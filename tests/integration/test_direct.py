@@ -9,22 +9,23 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from tests.integration.faulty import Job
 from tests.integration.launching import NUMAPIN, call, environment, numapin, script
-from tests.waiting import wait_until
+from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DIRECT = ("run", "--quiet")
 TWO = ("--nproc-per-node", "2")
 LIMIT_S = 60
+TERMINATED = (128 + signal.SIGTERM, "numapin: stopped by SIGTERM; all ranks have ended\n")
 
 LOOKS = """
 import json, os
@@ -49,32 +50,12 @@ os.write(1, f"{ranks}\\n".encode())
 """
 
 
-@contextmanager
-def started(tmp_path: Path, text: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Start two ranks that run a script with `mark(NAME)`; kill what is left of the job afterwards."""
-    path = script(
-        tmp_path,
-        "import os, signal, sys, time\nfrom pathlib import Path\nrank = os.environ['RANK']\n"
-        f"def mark(name): Path({str(tmp_path)!r}, f'{{name}}.{{rank}}').write_text(str(os.getpid()))\n{text}",
-    )
-    with subprocess.Popen(
-        [*NUMAPIN, *DIRECT, *TWO, *options, path], stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def marked(tmp_path: Path, name: str, number: int = 2) -> list[int]:
-    """Wait until this number of ranks has left a mark; return their process ids."""
-    assert wait_until(lambda: len([p for p in tmp_path.glob(f"{name}.*") if p.read_text()]) == number, limit_s=LIMIT_S)
-    return [int(path.read_text()) for path in tmp_path.glob(f"{name}.*")]
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether a process has ended."""
-    return not Path(f"/proc/{pid}").exists()
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
+    """Give a function that starts two ranks with a script; end what is left of the jobs afterwards."""
+    yield lambda text: Job(tmp_path / "job", "numapin", [*TWO], text)
+    while Job.started:
+        Job.started.pop().clean()
 
 
 def test_the_launcher_stays_small(tmp_path: Path) -> None:
@@ -102,7 +83,7 @@ def test_automatic_choice(tmp_path: Path) -> None:
     assert "launcher" not in numapin("run", path).err
 
 
-def test_ranks_meet_in_the_store_of_a_newer_torch(tmp_path: Path) -> None:
+def test_the_store_of_a_newer_torch(tmp_path: Path) -> None:
     """If numapin does not know the store of the installed torch, torch serves it; the report says so."""
     installed, newer, report = Path(torch.__file__).parent, tmp_path / "path" / "torch", tmp_path / "report.json"
     newer.mkdir(parents=True)
@@ -112,8 +93,14 @@ def test_ranks_meet_in_the_store_of_a_newer_torch(tmp_path: Path) -> None:
     version = re.sub("__version__ = .*", "__version__ = '99.0'", (installed / "version.py").read_text())
     (newer / "version.py").write_text(version)
     options = ("run", "--quiet", *TWO, "--report", str(report))
-    done = call(*NUMAPIN, *options, script(tmp_path, MEETS), PYTHONPATH=str(newer.parent))
-    assert (done.status, done.out) == (0, "[0, 1]\n" * 2), done.err
+    path = script(
+        tmp_path,
+        "import os, socket\n"
+        "socket.create_connection((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))\n"
+        "os.write(1, b'served\\n')\n",
+    )
+    done = call(*NUMAPIN, *options, path, PYTHONPATH=str(newer.parent))
+    assert (done.status, done.out) == (0, "served\n" * 2), done.err
     reason = "this numapin does not know the store of torch 99.0"
     assert json.loads(report.read_text())["launcher"] == {"name": "agent", "reason": reason}
 
@@ -166,25 +153,21 @@ def test_port(tmp_path: Path) -> None:
 class TestEnds:
     """Ranks that fail, and signals to the launcher."""
 
-    def test_two_sigterms(self, tmp_path: Path) -> None:
+    def test_two_sigterms(self, start: Callable[[str], Job]) -> None:
         """A second SIGTERM, which some schedulers send at once, does not cut the grace period short."""
-        text = (
+        job = start(
             "def save(*_): time.sleep(0.5); mark('saved'); sys.exit(0)\n"
             "signal.signal(signal.SIGTERM, save); mark('here'); time.sleep(300)\n"
         )
-        with started(tmp_path, text) as process:
-            marked(tmp_path, "here")
-            for _ in range(2):
-                process.send_signal(signal.SIGTERM)
-                time.sleep(0.1)  # so that the kernel does not merge them
-            assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
-            assert process.stderr is not None
-            assert process.stderr.read() == "numapin: stopped by SIGTERM; all ranks have ended\n"
-            assert len(marked(tmp_path, "saved")) == 2
+        job.await_marks("here", 2)
+        for _ in range(2):
+            job.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # so that the kernel does not merge them
+        assert (job.wait(), job.err, len(job.marked("saved"))) == (*TERMINATED, 2)
 
-    def test_what_a_rank_started_has_the_grace_period(self, tmp_path: Path) -> None:
+    def test_what_a_rank_started_has_the_grace_period(self, start: Callable[[str], Job]) -> None:
         """The rank ends at once, as a shell does; its children save, in its process group or in one of their own."""
-        text = (
+        job = start(
             "def save(*_): time.sleep(0.5); mark(f'saved{group}'); os._exit(0)\n"
             "for group in (0, 1):\n"
             "    if os.fork() == 0:\n"
@@ -192,65 +175,57 @@ class TestEnds:
             "        signal.signal(signal.SIGTERM, save); mark(f'here{group}'); time.sleep(300)\n"
             "time.sleep(300)\n"
         )
-        with started(tmp_path, text) as process:
-            children = [*marked(tmp_path, "here0"), *marked(tmp_path, "here1")]
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
-            assert sorted([*marked(tmp_path, "saved0"), *marked(tmp_path, "saved1")]) == sorted(children)
-            assert wait_until(lambda: all(map(is_gone, children)), limit_s=5)  # process 1 may reap them late
+        job.await_marks("here?", 4)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == TERMINATED[0]
+        assert job.marked("saved?") == job.marked("here?")
+        assert wait_until(lambda: all(gone(pid) for *_, pid in job.marked("here?")), limit_s=5)
 
-    def test_a_scheduler_that_signals_every_process(self, tmp_path: Path) -> None:
+    def test_a_scheduler_that_signals_every_process(self, start: Callable[[str], Job]) -> None:
         """A job is stopped, and has not failed, if a rank died of the signal that then reaches the launcher."""
-        text = (
+        job = start(
             "def save(*_): mark('saves'); time.sleep(1); sys.exit(0)\n"
             "if rank == '0': signal.signal(signal.SIGTERM, save)\n"
             "mark('here'); time.sleep(300)\n"
         )
-        with started(tmp_path, text) as process:
-            marked(tmp_path, "here")
-            os.kill(int((tmp_path / "here.1").read_text()), signal.SIGTERM)
-            marked(tmp_path, "saves", 1)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
-            assert process.stderr is not None
-            assert process.stderr.read() == "numapin: stopped by SIGTERM; all ranks have ended\n"
+        job.await_marks("here", 2)
+        os.kill(job.marked("here")[1][2], signal.SIGTERM)
+        job.await_marks("saves", 1)
+        job.process.send_signal(signal.SIGTERM)
+        assert (job.wait(), job.err) == TERMINATED
 
-    def test_two_interrupts(self, tmp_path: Path) -> None:
+    def test_two_interrupts(self, start: Callable[[str], Job]) -> None:
         """The ranks get Ctrl-C as SIGINT; a second one ends the grace period."""
-        text = "signal.signal(signal.SIGINT, lambda *_: mark('told')); mark('here')\nwhile True: time.sleep(1)\n"
-        with started(tmp_path, text) as process:
-            pids = marked(tmp_path, "here")
-            process.send_signal(signal.SIGINT)
-            marked(tmp_path, "told")
-            time.sleep(0.6)  # a hand is not faster
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=LIMIT_S) == -signal.SIGINT
-            assert all(map(is_gone, pids))
+        job = start("signal.signal(signal.SIGINT, lambda *_: mark('told')); mark('here')\nwhile True: time.sleep(1)\n")
+        job.await_marks("here", 2)
+        job.process.send_signal(signal.SIGINT)
+        job.await_marks("told", 2)
+        time.sleep(0.6)  # a hand is not faster
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == -signal.SIGINT
+        assert all(gone(pid) for *_, pid in job.marked("here"))
 
-    def test_one_interrupt_that_comes_twice(self, tmp_path: Path) -> None:
+    def test_one_interrupt_that_comes_twice(self, start: Callable[[str], Job]) -> None:
         """A SIGINT to the process group that `numapin trace` or `timeout` passes on, too, is one: ranks can save."""
-        text = (
+        job = start(
             "def save(*_): mark('saves'); time.sleep(1); mark('saved'); sys.exit(0)\n"
             "signal.signal(signal.SIGINT, save); mark('here')\n"
             "while True: time.sleep(1)\n"
         )
-        with started(tmp_path, text) as process:
-            marked(tmp_path, "here")
-            process.send_signal(signal.SIGINT)
-            marked(tmp_path, "saves")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=LIMIT_S) == -signal.SIGINT
-            assert len(list(tmp_path.glob("saved.*"))) == 2
+        job.await_marks("here", 2)
+        job.process.send_signal(signal.SIGINT)
+        job.await_marks("saves", 2)
+        job.process.send_signal(signal.SIGINT)
+        assert (job.wait(), len(job.marked("saved"))) == (-signal.SIGINT, 2)
 
     @pytest.mark.parametrize("after_s", [0.05, 0.15])
-    def test_a_signal_at_any_time(self, tmp_path: Path, after_s: float) -> None:
+    def test_a_signal_at_any_time(self, start: Callable[[str], Job], after_s: float) -> None:
         """A launcher that gets SIGTERM while it starts leaves no rank behind."""
-        with started(tmp_path, "mark('here'); time.sleep(300)\n") as process:
-            time.sleep(after_s)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=LIMIT_S) in (128 + signal.SIGTERM, -signal.SIGTERM)
-            pids = [int(path.read_text() or 0) for path in tmp_path.glob("here.*")]
-        assert wait_until(lambda: all(map(is_gone, pids)), limit_s=LIMIT_S)
+        job = start("mark('here'); time.sleep(300)\n")
+        time.sleep(after_s)
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() in (TERMINATED[0], -signal.SIGTERM)
+        assert wait_until(lambda: job.processes() == [], limit_s=LIMIT_S)
 
 
 def test_the_rank_behind_a_virtual_number_has_its_gpu(tmp_path: Path) -> None:

@@ -76,16 +76,8 @@ def test_what_is_held_back_is_what_is_passed_on() -> None:
 def test_a_host_that_waits_for_others(tmp_path: Path) -> None:
     """`--nnodes 2` without an address says at once where it waits, and SIGTERM ends the wait."""
     said = tmp_path / "err"
-    alone = [
-        "--nnodes",
-        "2",
-        "--node-rank",
-        "1",
-        "--master-port",
-        "1",
-        "--nproc-per-node",
-        "1",
-    ]  # nothing listens there
+    # Nothing listens at that port.
+    alone = ("--nnodes", "2", "--node-rank", "1", "--master-port", "1", "--nproc-per-node", "1")
     with said.open("w") as err:
         process = subprocess.Popen([*NUMAPIN, "run", "--quiet", *alone, script(tmp_path, "")], stderr=err)
     try:

@@ -1,7 +1,7 @@
 """The examples: two ranks on the CPU, or on GPUs if available.
 
-On the CPU one job runs all examples, one after another (in_turn.py): its ranks import torch and its compiler once. Each
-example has its own processes.
+On the CPU the ranks are forks of a process that has torch, its compiler and the frameworks imported. They have one
+thread each, as that process cannot take over a rank's number: else equal runs would have unequal results.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import ast
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,25 +23,15 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from tests.integration.forking import CommandLine
-from tests.integration.launching import (
-    IN_TURN,
-    WITHOUT_COMPILER,
-    Done,
-    environment,
-    numapin,
-    observed,
-    printed_in_turn,
-    script,
-    start,
-)
+from tests.integration.forking import CommandLine, Forker
+from tests.integration.launching import WITHOUT_COMPILER, Done, environment, numapin, observed, script, start
 from tests.integration.test_gpu import UUIDS
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.xdist_group("examples")  # so that the job of all examples runs once
+pytestmark = pytest.mark.xdist_group("examples")  # so that the frameworks are imported once
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
 RUNS = f"{WITHOUT_COMPILER}import runpy\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
@@ -55,7 +45,8 @@ TRAINING = ("train_ddp.py", "train_fsdp.py", "train_accelerate.py", "train_light
 WRITING = ("train_memmap.py", "train_readinto.py")
 UNMODIFIED = "train_unmodified.py"
 EPOCHS = "12"
-CHECKPOINTS = {"1": "old", EPOCHS: "last"}  # by their epoch
+IMPORTED = ("torch._dynamo", "torch.distributed.fsdp", "accelerate", "pytorch_lightning", "transformers.trainer")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 _one_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]
 _two_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
@@ -80,6 +71,7 @@ def run(folder: Path, *words: str, visible: str = "", num_ranks: int = 2) -> Don
         cwd=folder,
         CUDA_VISIBLE_DEVICES=visible,
         NUMAPIN_RUN_DIR=str(folder / "runs"),
+        **({} if visible else ONE_THREAD),
     )
     assert done.status == 0, done.err
     records = observed(folder / "runs")
@@ -101,26 +93,26 @@ def _missing(name: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the job of all examples, in which the example with checkpoints leaves them."""
-    return tmp_path_factory.mktemp("examples")
+def forked() -> Iterator[Callable[..., Done]]:
+    """Give a function that runs a script and its arguments in two forked ranks, in a folder."""
+    modules = [name for name in IMPORTED if find_spec(name.partition(".")[0]) is not None]
+    with tempfile.TemporaryDirectory(prefix="np-examples-") as place:
+        forker = Forker(environment(**ONE_THREAD), modules, str(Path(place, "s")))
 
+        def forked(folder: Path, path: str, *words: str) -> Done:
+            starts = script(folder, forker.client(path), "starts_train.py")
+            options = ("run", "--quiet", "--nproc-per-node", "2", starts, *words)
+            done = numapin(*options, cwd=folder, CUDA_VISIBLE_DEVICES="", **ONE_THREAD)
+            assert done.status == 0, done.err
+            return done
 
-@pytest.fixture(scope="module")
-def on_cpu(job_folder: Path) -> dict[str, Done]:
-    """Give what each example printed in one job of two ranks."""
-    names = [name for name in (UNMODIFIED, *TRAINING, *WRITING) if _missing(name) is None]
-    scripts = [shlex.join([str(EXAMPLES / name), "--epochs", "3"]) for name in names]
-    undisturbed = [
-        shlex.join([CHECKPOINTING, "--epochs", at, "--checkpoint", name]) for at, name in CHECKPOINTS.items()
-    ]
-    run(job_folder, IN_TURN, str(job_folder), *scripts, *undisturbed)
-    return {name: printed_in_turn(job_folder, number) for number, name in enumerate(names)}
+        yield forked
+        forker.close()
 
 
 @pytest.fixture
-def ran(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, str, int], Done]:
-    """Give a function that returns what an example printed on a device; on GPUs each has a job of its own."""
+def ran(tmp_path: Path, forked: Callable[..., Done]) -> Callable[[str, str, int], Done]:
+    """Give a function that runs an example on a device."""
 
     def done(name: str, visible: str, num_ranks: int) -> Done:
         missing = _missing(name)
@@ -128,8 +120,7 @@ def ran(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, str, i
             pytest.skip(f"no {missing}; type: pip install .[dev]")
         if visible:
             return run(tmp_path, str(EXAMPLES / name), visible=visible, num_ranks=num_ranks)
-        found: dict[str, Done] = request.getfixturevalue("on_cpu")
-        return found[name]
+        return forked(tmp_path, str(EXAMPLES / name), "--epochs", "3")
 
     return done
 
@@ -137,7 +128,7 @@ def ran(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, str, i
 @on_each_device
 @pytest.mark.parametrize("name", TRAINING)
 def test_trains(ran: Callable[[str, str, int], Done], name: str, visible: str, num_ranks: int) -> None:
-    """The ranks are bound as planned, and the loss falls to less than half."""
+    """The loss falls to less than half; on GPUs, the ranks are bound as planned."""
     done = ran(name, visible, num_ranks)
     found = losses(done.out)
     assert len(found) >= 3
@@ -159,7 +150,10 @@ def test_writes_batches_once(ran: Callable[[str, str, int], Done], name: str, vi
 
 @on_each_device
 def test_unmodified(ran: Callable[[str, str, int], Done], tmp_path: Path, visible: str, num_ranks: int) -> None:
-    """A script that does not import numapin gets its data path by an option, in each rank, with the same losses."""
+    """A script that does not import numapin gets its data path by an option, in each rank, with the same losses.
+
+    Its ranks are bound as planned.
+    """
     torchs = ran(UNMODIFIED, visible, num_ranks)
     (tmp_path / "numapin").mkdir()
     program = (script(tmp_path, RUNS, "runs.py"), str(EXAMPLES / UNMODIFIED), *(() if visible else ("--epochs", "3")))
@@ -197,14 +191,13 @@ class _Undisturbed:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, job_folder: Path, visible: str
-) -> _Undisturbed:
-    """Give the checkpoints of an undisturbed run; on the CPU those of the job of all examples."""
-    if not visible:
-        request.getfixturevalue("on_cpu")
-        return _Undisturbed(job_folder / "old", _state(job_folder / "last"))
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, forked: Callable[..., Done], visible: str) -> _Undisturbed:
+    """Give the checkpoints of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
+    if not visible:
+        for epochs, name in (("1", "old"), (EPOCHS, "last")):
+            forked(folder, CHECKPOINTING, "--epochs", epochs, "--checkpoint", name)
+        return _Undisturbed(folder / "old", _state(folder / "last"))
     path = folder / "checkpoint.pt"
     with _Job(path, visible, is_whole=True) as job:
         job.wait_for_epoch()
@@ -292,7 +285,9 @@ class _Job:
                 *("run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", *words),
                 *("--epochs", EPOCHS, "--checkpoint", checkpoint.name, "--requeue", "touch requeued"),
             ),
-            environ=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
+            environ=environment(
+                CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs), **({} if visible else ONE_THREAD)
+            ),
             cwd=str(checkpoint.parent),
         )
         self._process = start(line, out=self._out, err=self._err, fork=True)

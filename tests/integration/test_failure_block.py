@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.failing import MEMORY_BYTES, SCENARIOS, Scenario, block_of, limited_cgroup, run, settled
+from tests.integration.failing import (
+    CTRL_C,
+    FULL_SHM,
+    MEMORY_BYTES,
+    OOM,
+    SCENARIOS,
+    SIGTERM,
+    block_of,
+    limited_cgroup,
+    run,
+    settled,
+)
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, numapin, script
 from tests.integration.test_init import IN_NAMESPACE
 from tests.needs import needs_root
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = Path(__file__).with_name("failure-blocks.md")
-STATUSES = {"ctrl-c": -signal.SIGINT, "sigterm": 128 + signal.SIGTERM}
+STATUSES = {CTRL_C: -signal.SIGINT, SIGTERM: 128 + signal.SIGTERM}
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +49,33 @@ def cgroup() -> Iterator[Path]:
         yield folder
 
 
-def recorded(scenario: Scenario) -> str:
-    """Return the block on the page."""
-    found = _place(scenario).search(PAGE.read_text())
-    assert found is not None, f"failure-blocks.md has no heading: {scenario.about}"
-    return found["block"]
-
-
-def record(scenario: Scenario, block: str) -> None:
-    """Write the block to the page."""
-    PAGE.write_text(_place(scenario).sub(lambda found: f"{found['head']}{block}\n```", PAGE.read_text()))
-
-
-def _place(scenario: Scenario) -> re.Pattern[str]:
-    head = rf"## {re.escape(scenario.about)}\n(?:(?!##).)*?```text\n"
-    return re.compile(rf"(?P<head>{head})(?P<block>.*?)\n```", re.DOTALL)
+def pages() -> dict[str, str]:
+    """Return the block on the page below each heading."""
+    return dict(re.findall(r"^## (.+?)\n\n```text\n(.*?)\n```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=needs_root) if name in ("oom", "bus") else name for name in SCENARIOS]
+    "about", [pytest.param(about, marks=needs_root) if about in (OOM, FULL_SHM) else about for about in SCENARIOS]
 )
-def test_block(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
-    """A failed job ends with the recorded block, of at most 20 lines and 80 columns."""
-    scenario = SCENARIOS[name]
-    cgroup = request.getfixturevalue("cgroup") if name == "oom" else None
-    done = run(scenario, tmp_path, cgroup=cgroup)
-    lines = block_of(done.err)
-    assert done.status == STATUSES.get(name, 1), done.err
+def test_block(tmp_path: Path, about: str, request: pytest.FixtureRequest) -> None:
+    """A failed job ends with the recorded block, of at most 20 lines and 80 columns.
+
+    It names the rank that failed first, says what is known of its failure, and states nothing else.
+    """
+    cgroup = request.getfixturevalue("cgroup") if about == OOM else None
+    done = run(SCENARIOS[about], tmp_path, cgroup=cgroup)
+    lines, recorded = block_of(done.err), pages()
+    assert done.status == STATUSES.get(about, 1), done.err
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 80
     assert done.err.count("numapin: ") == 1, done.err
     block = settled(lines)
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        record(scenario, block)
+        recorded = {name: recorded.get(name, "") for name in SCENARIOS} | {about: block}
+        blocks = "".join(f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in recorded.items())
+        PAGE.write_text(PAGE.read_text().partition("\n## ")[0] + blocks)
     # a rank that does not answer in 0.2 s, as on a busy machine, has no place
-    assert block in (recorded(scenario), re.sub(r"  were in .*\n", "", recorded(scenario)))
+    assert block in (recorded[about], re.sub(r"  were in .*\n", "", recorded[about]))
 
 
 FAILS = "import sys\ndef step():\n    raise ValueError('x\\x1b[2J')\nprint('out', file=sys.stderr)\nstep()\n"
@@ -103,7 +106,7 @@ def test_traceback_report_and_file(tmp_path: Path) -> None:
 def test_what_stopped_a_job_is_in_the_report(tmp_path: Path) -> None:
     """The report of a job that a signal stopped names the signal."""
     report = tmp_path / "report.json"
-    assert run(SCENARIOS["sigterm"], tmp_path, "--report", str(report)).status == 143
+    assert run(SCENARIOS[SIGTERM], tmp_path, "--report", str(report)).status == 143
     assert json.loads(report.read_text())["stopped_by"] == "SIGTERM"
 
 

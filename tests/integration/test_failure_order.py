@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.forking import CommandLine
-from tests.integration.launching import TORCH_QUICKLY, environment, numapin, script, start
+from tests.integration.faulty import Job
+from tests.integration.launching import TORCH_QUICKLY, numapin, script
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    from tests.integration.forking import Forked
-
-    Launcher = Forked | subprocess.Popen[bytes]
 
 LIMIT_S = 100
 TWO = ("--nproc-per-node", "2")
@@ -101,79 +96,34 @@ def test_a_dataloaders_worker(tmp_path: Path) -> None:
     assert "/dev/shm" not in failure["cause"]  # noqa: S108 - it is not full
 
 
-def started(folder: Path, *arguments: str, name: str = "err", **changes: str) -> Launcher:
-    """Start a launcher in a fork that writes to files in the folder."""
-    environ = environment(TMPDIR=str(folder), **changes)
-    line = CommandLine(module="numapin", arguments=arguments, environ=environ, cwd=str(folder))
-    return start(line, err=folder / name, out=folder / f"{name}.out", fork=True)
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Give a function that starts a launcher with options, a script and variables; end what is left of the jobs."""
+
+    def start(options: Sequence[str], text: str, name: str = "host", **variables: str) -> Job:
+        (tmp_path / name).mkdir()
+        return Job(
+            tmp_path / name, "numapin", [*options], f"import os\nos.chdir({str(tmp_path)!r})\n{text}", **variables
+        )
+
+    yield start
+    while Job.started:
+        Job.started.pop().clean()
 
 
-def test_a_signal_while_a_failed_job_ends(tmp_path: Path) -> None:
+def test_a_signal_while_a_failed_job_ends(tmp_path: Path, start: Callable[..., Job]) -> None:
     """It decides the exit status; the ranks get it, too, and the block says what had failed before."""
-    process = started(tmp_path, "run", "--quiet", *TWO, script(tmp_path, TOGETHER + GRACE))
-    try:
-        assert wait_until((tmp_path / "asked.1").exists, limit_s=LIMIT_S), (tmp_path / "err").read_text()
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(LIMIT_S) == 128 + signal.SIGHUP
-    finally:
-        process.kill()
-        process.wait()
+    job = start(TWO, TOGETHER + GRACE)
+    assert wait_until((tmp_path / "asked.1").exists, limit_s=LIMIT_S), job.err
+    job.process.send_signal(signal.SIGHUP)
+    assert job.wait() == 128 + signal.SIGHUP
     assert (tmp_path / "SIGTERM_SIGHUP").exists()
-    block, _, last = (tmp_path / "err").read_text().partition("numapin: stopped by ")
+    block, _, last = job.err.partition("numapin: stopped by ")
     assert block.startswith("numapin: error: ")
     assert "rank    1, the first to fail" in block
     assert "failed  exit status 7\n" in block
     assert "others  1 was running and ended by numapin (exit status 0)\n" in block
     assert last == "SIGHUP; all ranks have ended\n"
-
-
-class Hosts:
-    """The launchers of a job on several hosts, which write to files in a folder, named after the host."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._launchers: dict[str, Launcher] = {}
-
-    def start(self, name: str, *words: str, **changes: str) -> None:
-        """Start numapin on one host."""
-        self._launchers[name] = started(self.folder, *words, name=name, HOST=name, **changes)
-
-    def status(self, name: str) -> int | None:
-        """Return the exit status of a host's launcher, None if it still runs."""
-        return self._launchers[name].poll()
-
-    def statuses(self) -> list[int | None]:
-        """Wait until all launchers have ended; return their exit statuses. If one hangs, fail with all output."""
-        wait_until(lambda: None not in map(self.status, self._launchers), limit_s=LIMIT_S)
-        statuses = [self.status(name) for name in self._launchers]
-        assert None not in statuses, f"not all have ended in {LIMIT_S} s: {self}"
-        return statuses
-
-    def err(self, name: str) -> str:
-        """Return what a host's launcher and ranks wrote to stderr."""
-        return (self.folder / name).read_text()
-
-    def end(self) -> None:
-        """End the launchers that are left."""
-        for process in self._launchers.values():
-            process.kill()
-            process.wait()
-
-    def __str__(self) -> str:
-        """Return the status and the output of each host."""
-        return "\n".join(map(self._described, self._launchers))
-
-    def _described(self, name: str) -> str:
-        out = (self.folder / f"{name}.out").read_text()
-        return f"--- host {name}, exit status {self.status(name)}\n{out}{self.err(name)}"
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Give the launchers of a job on several hosts; end those that still run."""
-    running = Hosts(tmp_path)
-    yield running
-    running.end()
 
 
 def meeting(num_hosts: int = 2) -> list[str]:
@@ -196,22 +146,19 @@ while True: time.sleep(0.05)
 """
 
 
-def test_the_other_host_ends_the_job(tmp_path: Path, hosts: Hosts) -> None:
+def test_the_other_host_ends_the_job(tmp_path: Path, start: Callable[..., Job]) -> None:
     """A host that waits for another, which gives up, ends with its own failure and without a traceback."""
-    together = meeting()
-    path = script(tmp_path, TOGETHER + CLOSED)
-    for host, num_ranks, restarts in (("a", "2", "0"), ("b", "1", "1")):
-        options = ["--nproc-per-node", num_ranks, "--max-restarts", restarts]
-        words = ("run", "--quiet", *together, *options, path)
-        hosts.start(host, *words, FAILS="0" if host == "a" else "-")
+    together, text = meeting(), TOGETHER + CLOSED
+    one = start([*together, "--nproc-per-node", "2"], text, "a", FAILS="0", HOST="a")
+    other = start([*together, "--nproc-per-node", "1", "--max-restarts", "1"], text, "b", FAILS="-", HOST="b")
     restarted = "the ranks are restarted"
-    wait_until(lambda: restarted in hosts.err("b") or hosts.status("b") is not None, limit_s=LIMIT_S)
-    assert restarted in hosts.err("b"), str(hosts)
+    wait_until(lambda: restarted in other.err or other.process.poll() is not None, limit_s=LIMIT_S)
+    assert restarted in other.err, one.err
     (tmp_path / "waiting").write_text("1")
-    assert hosts.statuses() == [1, 1], str(hosts)
-    assert ", the first to fail on this host: " in hosts.err("a")
-    assert "Traceback" not in hosts.err("b")
-    rest = hosts.err("b").partition(restarted)[2]
+    assert (one.wait(), other.wait()) == (1, 1), f"{one.err}\n---\n{other.err}"
+    assert ", the first to fail on this host: " in one.err
+    assert "Traceback" not in other.err
+    rest = other.err.partition(restarted)[2]
     # Host b sees that the rendezvous is closed, or that host a, which keeps it, has ended since.
     ends = ("the job has ended on another host", "the rendezvous host has ended its launcher, or cannot be reached")
     assert any(f"numapin: {end}; the ranks are not restarted\n" in rest for end in ends), rest
@@ -229,18 +176,17 @@ mark("here")
 """
 
 
-def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: Hosts) -> None:
+def test_a_host_does_not_wait_for_those_that_failed(start: Callable[..., Job]) -> None:
     """A host whose ranks have succeeded ends when the others fail. Under torchrun it waits for 300 s.
 
     Host 1 has no restart. Host 2 has one, for which the job has too few hosts left.
     """
-    together, path = meeting(3), script(tmp_path, TOGETHER + APART)
+    together, jobs = meeting(3), []
     for host, restarts in enumerate("001"):
-        options = ["--rdzv-conf", f"is_host={int(host == 0)}", "--max-restarts", restarts]
-        words = ("run", "--quiet", *together, *options, path)
-        hosts.start(str(host), *words)
-    assert hosts.statuses() == [0, 1, 1], str(hosts)
-    errs = [hosts.err(name) for name in "012"]
+        options = [*together, "--rdzv-conf", f"is_host={int(host == 0)}", "--max-restarts", restarts]
+        jobs.append(start([*options, "--nproc-per-node", "1"], TOGETHER + APART, f"host{host}", HOST=str(host)))
+    errs = [f"{job.wait()} {job.err}" for job in jobs]
+    assert [err[0] for err in errs] == ["0", "1", "1"], "\n---\n".join(errs)
     assert "failed  exit status 7\n" in errs[1]
     assert "failed  exit status 8\n" in errs[2]
     # Host 2 sees that host 0 has succeeded, or that host 1 has closed the rendezvous if it restarts before that.

@@ -2,25 +2,25 @@
 
 Accelerate 1.15 copies fifteen attributes of a loader into a plain torch DataLoader and keeps the original as
 `base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with its own sampler. Each test is a script in its own
-process, because both change classes of torch for good: below `numapin run` a fork of a rank that has imported torch
-(in_turn.py), else one of a process that has imported the frameworks.
+process, because both change classes of torch for good: a fork of one that has imported the frameworks. Below `numapin
+run`, it calls the hook of --dataloader with torch's module, as the hook does when a rank imports that.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.integration.forking import CommandLine, Forker
-from tests.integration.launching import IN_TURN, Done, environment, numapin, printed_in_turn, script
+from tests.integration.launching import Done, environment, numapin, script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.skipif(find_spec("numapin.data.install") is None, reason="numapin.data.install is not there"),
@@ -35,7 +35,7 @@ needs_torchdata = pytest.mark.skipif(find_spec("torchdata") is None, reason="no 
 RUN = ("run", "--quiet", "--dataloader=numapin", "--nproc-per-node", "2")
 
 DATA = """
-import json, os, warnings
+import json, os, sys, warnings
 warnings.simplefilter("ignore")  # of the frameworks
 import torch
 import torch.utils.data
@@ -49,6 +49,10 @@ class Data(torch.utils.data.Dataset):
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return (torch.full((2048,), float(i)) for i in range(16))
+
+for hook in [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry.endswith("/rank/hook")]:
+    sys.path.append(hook)
+    __import__("numapin_hook_parts")._install_on_use(torch.utils.data.dataloader)
 
 def whose(thing):
     return type(thing).__module__.partition(".")[0] + "." + type(thing).__name__
@@ -102,11 +106,6 @@ assert type(trainer.train_dataloader.sampler).__name__ == 'DistributedSampler'
 tell(trainer.train_dataloader, iter(trainer.train_dataloader), seen)
 torch.distributed.destroy_process_group()
 """
-# Name -> the framework, and a script for two ranks.
-SCRIPTS = {
-    "copying": ("accelerate", COPYING),
-    "fitting": ("pytorch_lightning", FITTING),
-}
 
 
 def lines_about_loaders(done: Done) -> list[str]:
@@ -120,23 +119,20 @@ def told(done: Done) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
-    """Give what the scripts printed in a job under the option, one after another, with both ranks' lines."""
-    folder = tmp_path_factory.mktemp("two-ranks")
-    names = [name for name, (framework, _) in SCRIPTS.items() if find_spec(framework) is not None]
-    scripts = [shlex.quote(script(folder, SCRIPTS[name][1], f"{name}.py")) for name in names]
-    done = numapin(*RUN, IN_TURN, str(folder), *scripts)
-    assert done.status == 0, done.err
-    return {name: printed_in_turn(folder, number) for number, name in enumerate(names)}
-
-
-@pytest.fixture(scope="module")
 def forker() -> Iterator[Forker]:
     """Give a process that has imported torch and the installed frameworks, but not numapin."""
     frameworks = [name for name in ("accelerate", "pytorch_lightning") if find_spec(name) is not None]
-    made = Forker(environment(), ("torch.utils.data", *frameworks))
-    yield made
-    made.close()
+    with tempfile.TemporaryDirectory(prefix="np-frameworks-") as folder:
+        made = Forker(environment(), ("torch.utils.data", *frameworks), str(Path(folder, "s")))
+        yield made
+        made.close()
+
+
+def two_ranks(forker: Forker, folder: Path, text: str) -> Done:
+    """Run a script in two ranks under the option."""
+    done = numapin(*RUN, script(folder, forker.client(script(folder, text)), "starts_train.py"))
+    assert done.status == 0, done.err
+    return done
 
 
 def alone(forker: Forker, folder: Path, text: str) -> Done:
@@ -152,9 +148,9 @@ def alone(forker: Forker, folder: Path, text: str) -> Done:
 class TestAccelerate:
     """`Accelerator.prepare`, which makes a plain torch DataLoader as a copy."""
 
-    def test_under_the_option(self, two_ranks: dict[str, Done]) -> None:
-        """The copies of an unmodified script's loader use slots in each rank, and each rank prints a line."""
-        done = two_ranks["copying"]
+    def test_under_the_option(self, tmp_path: Path, forker: Forker) -> None:
+        """The copies of an unmodified script's loader use slots in each rank, and one line says so."""
+        done = two_ranks(forker, tmp_path, COPYING)
         found = told(done)
         assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
         assert all(rank["iterator"].startswith("numapin.") for rank in found)
@@ -217,9 +213,9 @@ class TestAccelerate:
 class TestLightning:
     """`Trainer`, which creates a second loader of the same class."""
 
-    def test_under_the_option(self, two_ranks: dict[str, Done]) -> None:
-        """Each DDP rank's loader, re-created with a DistributedSampler, uses slots; each rank prints a line."""
-        done = two_ranks["fitting"]
+    def test_under_the_option(self, tmp_path: Path, forker: Forker) -> None:
+        """Each DDP rank's loader, re-created with a DistributedSampler, uses slots; one line says so."""
+        done = two_ranks(forker, tmp_path, FITTING)
         found = told(done)
         assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
         assert all(rank["iterator"].startswith("numapin.") for rank in found)

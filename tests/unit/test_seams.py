@@ -32,7 +32,7 @@ STRINGS = {
         "test_compare test_compare_job test_completion test_dataloader_option test_early_signals "
         "test_exec test_faults test_frameworks test_gpu_bench test_gpu_loader test_hostile_names test_init "
         "test_job test_loader_exit test_loader_forks test_planted_modules test_security_folders "
-        "test_spawn test_trace test_trace_job test_verify warm_ranks"
+        "test_spawn test_trace test_trace_job test_verify test_without_torch warm_ranks"
     ),
     "recorded": "screens",
     "topology": "test_beyond_files",
@@ -44,7 +44,7 @@ STRINGS = {
     "unit/steps": "test_totals",
     "unit/launcher": "test_store",
     "unit/observe": "test_top",
-    "unit/rank": "test_bind test_shim test_signals",
+    "unit/rank": "test_shim test_signals",
     "unit/system": "test_cuda test_memory",
     "unit": "test_layout",
     "unit/topology": "test_nvml",

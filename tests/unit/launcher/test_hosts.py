@@ -99,17 +99,12 @@ def test_ranks_that_succeeded_count_once() -> None:
     assert (done, num_arrived(first._store)) == (["closed before 2"], 2)
 
 
-def test_a_signal_ends_the_wait_for_other_hosts() -> None:
-    """The wait of torch would let none through for five minutes."""
+def test_a_signal_ends_a_wait() -> None:
+    """A signal ends the waits for other hosts' ranks, and for a round, through which torch would let none for long."""
     made, _ = host()
     with pytest.raises(StopSignal):
         made.succeeded(Waiting(StopSignal(signal.SIGTERM)))
     assert num_arrived(made._store) == 1
-
-
-def test_a_signal_ends_the_wait_for_a_round() -> None:
-    """So it is with a rendezvous that does not return, because a host is missing."""
-    made, _ = host()
     never = threading.Event()
     made._handler.next_rendezvous = never.wait
     with pytest.raises(StopSignal):
@@ -141,38 +136,29 @@ def test_the_host_of_the_rendezvous_is_gone() -> None:
     assert done == []
 
 
-def test_no_restart_after_a_host_has_succeeded() -> None:
-    """That host stays in the round, so a restart would wait in vain. This is not a lost GPU: the job ends."""
+def test_hosts_that_restart_and_hosts_that_succeed() -> None:
+    """A host that has succeeded stays in the round, so others would restart in vain: the job ends. This is no lost GPU.
+
+    One that succeeds while another restarts closes the rendezvous, which ends that wait. In torch's static rendezvous a
+    host restarts alone. A host that only arrives, after an error, does not keep others from meeting again.
+    """
     succeeded, _ = host(num_hosts=1)
     succeeded.succeeded(Waiting())
     failed, _ = host(succeeded._store)
     with pytest.raises(NotMet, match="the ranks of another host have succeeded"):
         failed.leave_round()
-
-
-def test_success_while_another_host_restarts() -> None:
-    """The other host waits in vain for this one. Closing the rendezvous ends that."""
     made, done = host(num_hosts=1)
-    other, _ = host(made._store)
-    other.leave_round()
+    host(made._store)[0].leave_round()
     made.succeeded(Waiting())
     assert done == ["closed for those that wait"]
-
-
-def test_other_rendezvous_than_c10d() -> None:
-    """In torch's static one, a host restarts alone, and may succeed after others."""
-    made, done = host(num_hosts=1, backend="static")
-    made.leave_round()
-    made.succeeded(Waiting())
-    made.leave_round()
+    alone, done = host(num_hosts=1, backend="static")
+    alone.leave_round()
+    alone.succeeded(Waiting())
+    alone.leave_round()
     assert done == []
-
-
-def test_a_host_that_only_arrives_does_not_keep_others_from_restarting() -> None:
-    """The hosts that a lost one leaves behind meet again without it."""
-    made, _ = host()
-    leave(made, ValueError())
-    made.leave_round()
+    arrived, _ = host()
+    leave(arrived, ValueError())
+    arrived.leave_round()
 
 
 def test_a_store_that_is_gone() -> None:
@@ -206,34 +192,24 @@ def test_numbers_of_ranks() -> None:
 
 # --- the rendezvous id: whether others can know it ---
 
-RANDOM = ["7f3a9c04e1b2d856", "9f86d081884c7d659a2feaa0c55ad015", "3f0e2a4c-9d1b-4c57-8a66-0b1f5e7d9c20"]
-TOKENS = ["dGhpcyBpcyBhIHNlY3JldCE", "Xk-9_vQzR2mLwTbYc4uJhA"]
-GUESSED = ["none", "pair", "my-training-run-1", "train-7b-2026-11-22-final", "20261122-135500-1234", "0" * 32]
+RANDOM = ("7f3a9c04e1b2d856", "9f86d081884c7d659a2feaa0c55ad015", "3f0e2a4c-9d1b-4c57-8a66-0b1f5e7d9c20")
+TOKENS = ("dGhpcyBpcyBhIHNlY3JldCE", "Xk-9_vQzR2mLwTbYc4uJhA")
+GUESSED = ("none", "pair", "my-training-run-1", "train-7b-2026-11-22-final", "20261122-135500-1234", "0" * 32)
+SEEN = "ps shows --rdzv-id to every user of this host"
 
 
-@pytest.mark.parametrize("run_id", [*RANDOM, *TOKENS])
-def test_a_random_id_in_the_environment_is_a_secret(run_id: str) -> None:
-    """Ids that openssl, uuidgen and Python's secrets make cause no warning."""
-    assert why_known(run_id, is_typed=False) is None
-
-
-@pytest.mark.parametrize("run_id", GUESSED)
-def test_a_name_is_easy_to_guess(run_id: str) -> None:
-    """Names, dates and constants are no secrets, however long they are."""
-    assert why_known(run_id, is_typed=False) == f"the rendezvous id {run_id!r} is easy to guess"
-
-
-@pytest.mark.parametrize("spelling", ["--rdzv-id", "--rdzv_id"])
-@pytest.mark.parametrize("variables", [{"PET_RDZV_ID": RANDOM[0]}, {}])
-def test_ps_shows_a_typed_id(spelling: str, variables: dict[str, str]) -> None:
-    """An id on the command line is known, also if PET_RDZV_ID has the same value."""
-    job = parse(["--nnodes", "2", spelling, RANDOM[0], __file__], {}, variables, python="python", prog="numapin run")
-    assert (job.rdzv_id, job.is_id_typed) == (RANDOM[0], True)
-    assert why_known(RANDOM[0], is_typed=True) == "ps shows --rdzv-id to every user of this host"
-
-
-@pytest.mark.parametrize(("variables", "rdzv_id"), [({"PET_RDZV_ID": RANDOM[0]}, RANDOM[0]), ({}, "none")])
-def test_an_id_that_is_not_typed(variables: dict[str, str], rdzv_id: str) -> None:
-    """PET_RDZV_ID, or torch's default, counts as not typed."""
-    job = parse(["--nnodes", "2", __file__], {}, variables, python="python", prog="numapin run")
-    assert (job.rdzv_id, job.is_id_typed) == (rdzv_id, False)
+@pytest.mark.parametrize(
+    ("words", "variable", "reason"),
+    [
+        *(pytest.param((), one, None, id=f"a random id in the environment: {one}") for one in (*RANDOM, *TOKENS)),
+        *(pytest.param((), one, f"the rendezvous id {one!r} is easy to guess", id=f"a name: {one}") for one in GUESSED),
+        pytest.param((), None, "the rendezvous id 'none' is easy to guess", id="torch's default"),
+        pytest.param(("--rdzv-id", RANDOM[0]), None, SEEN, id="a typed id"),
+        pytest.param(("--rdzv_id", RANDOM[0]), RANDOM[0], SEEN, id="a typed id that is in the environment, too"),
+    ],
+)
+def test_who_knows_the_id(words: tuple[str, ...], variable: str | None, reason: str | None) -> None:
+    """Ids that openssl, uuidgen and Python's secrets make are secrets if they are in PET_RDZV_ID; names are not."""
+    variables = {} if variable is None else {"PET_RDZV_ID": variable}
+    job = parse(["--nnodes", "2", *words, __file__], {}, variables, python="python", prog="numapin run")
+    assert why_known(job.rdzv_id, is_typed=job.is_id_typed) == reason

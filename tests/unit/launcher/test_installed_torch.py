@@ -11,14 +11,9 @@ from tests.unit.launcher.seam import REQUESTS, store_server, torch_folder, why_n
 
 
 def test_the_installed_torch() -> None:
-    """It is found without an import, and its requests are known."""
+    """It is found without an import, and its requests are known. Without one, ranks that need no store can start."""
     assert torch_folder() == Path(torch.__file__).parent
-    assert why_not_served(torch_folder()) is None
-
-
-def test_no_torch() -> None:
-    """Without torch, ranks that need no store can be started."""
-    assert why_not_served(None) is None
+    assert why_not_served(torch_folder()) is why_not_served(None) is None
 
 
 HEADER = """
@@ -33,51 +28,41 @@ enum class WaitResponseType : uint8_t { STOP_WAITING, WAIT_CANCELED };
 UNKNOWN = "this numapin does not know the store of torch 9.9.0"
 
 
-def reason(folder: Path, header: str) -> str | None:
-    """Return why the clients of a torch with this header cannot be served."""
-    path = folder / store_server._HEADER
+REQUESTS_OF: dict[str, tuple[str, ...]] = {
+    "older": REQUESTS[:17],
+    "with a comment": (*REQUESTS[:5], "CHECK, // of keys\n  WAIT", *REQUESTS[7:]),
+    "newer": (*REQUESTS, "NEW"),
+    "another request": (*REQUESTS[:5], "NEW"),
+    "another number": (*REQUESTS[:5], "CHECK = 9", *REQUESTS[6:]),
+    "unreadable": (),
+}
+CHANGES = {
+    "another magic number": ("0x3C85F7CE", "0x3C85F7CF"),
+    "no magic number": ("static const uint32_t validationMagicNumber = 0x3C85F7CE;", ""),
+    "other answers to CHECK": ("READY, NOT_READY", "NOT_READY, READY"),
+    "one more answer": ("STOP_WAITING, WAIT_CANCELED", "STOP_WAITING, WAIT_CANCELED, TIMED_OUT"),
+    "another order of answers": ("STOP_WAITING, WAIT_CANCELED", "WAIT_CANCELED, STOP_WAITING"),
+    "wider answers": ("WaitResponseType : uint8_t", "WaitResponseType : uint16_t"),
+    "no answers to CHECK": ("enum class CheckResponseType : uint8_t { READY, NOT_READY };", ""),
+}
+KNOWN = HEADER % ",\n  ".join(REQUESTS)
+HEADERS = {
+    "the same": KNOWN,
+    **{name: HEADER % ",\n  ".join(requests) for name, requests in REQUESTS_OF.items()},
+    **{name: KNOWN.replace(*change) for name, change in CHANGES.items()},
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_header(tmp_path: Path, name: str) -> None:
+    """An older torch may lack requests at the end. One with other requests, numbers or answers is not served."""
+    path = tmp_path / store_server._HEADER
     path.parent.mkdir(parents=True)
-    path.write_text(header)
-    (folder / "version.py").write_text("__version__ = '9.9.0'\n")
-    return why_not_served(folder)
-
-
-@pytest.mark.parametrize(
-    ("requests", "is_served"),
-    [
-        (REQUESTS, True),
-        (REQUESTS[:17], True),
-        ((*REQUESTS[:5], "CHECK, // of keys\n  WAIT", *REQUESTS[7:]), True),
-        ((*REQUESTS, "NEW"), False),
-        ((*REQUESTS[:5], "NEW"), False),
-        ((*REQUESTS[:5], "CHECK = 9", *REQUESTS[6:]), False),
-        ((), False),
-    ],
-    ids=["same", "older", "comment", "newer", "other", "numbered", "unreadable"],
-)
-def test_requests(tmp_path: Path, requests: tuple[str, ...], is_served: bool) -> None:  # noqa: FBT001
-    """An older torch may lack requests at the end; a newer one, or one with other numbers, is not served."""
-    assert reason(tmp_path, HEADER % ",\n  ".join(requests)) == (None if is_served else UNKNOWN)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ("0x3C85F7CE", "0x3C85F7CF"),
-        ("static const uint32_t validationMagicNumber = 0x3C85F7CE;", ""),
-        ("READY, NOT_READY", "NOT_READY, READY"),
-        ("STOP_WAITING, WAIT_CANCELED", "STOP_WAITING, WAIT_CANCELED, TIMED_OUT"),
-        ("STOP_WAITING, WAIT_CANCELED", "WAIT_CANCELED, STOP_WAITING"),
-        ("WaitResponseType : uint8_t", "WaitResponseType : uint16_t"),
-        ("enum class CheckResponseType : uint8_t { READY, NOT_READY };", ""),
-    ],
-    ids=["magic", "no magic", "check", "one more", "order", "width", "missing"],
-)
-def test_the_rest_of_the_protocol(tmp_path: Path, ours: str, theirs: str) -> None:
-    """A torch that validates clients with another number, or has other answers, is not served."""
-    header = HEADER % ", ".join(REQUESTS)
-    assert ours in header
-    assert reason(tmp_path, header.replace(ours, theirs)) == UNKNOWN
+    path.write_text(HEADERS[name])
+    assert list(HEADERS.values()).count(HEADERS[name]) == 1  # each change applies
+    (tmp_path / "version.py").write_text("__version__ = '9.9.0'\n")
+    is_served = name in ("the same", "older", "with a comment")
+    assert why_not_served(tmp_path) == (None if is_served else UNKNOWN)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,7 +25,22 @@ from tests.needs import needs_root
 from tests.unit.launcher.seam import handover, run_folder
 from tests.unit.planned import PLANNED
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
+
+
+MADE: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda _: None,
+    "a file": Path.touch,
+    "a folder": lambda path: path.mkdir(mode=0o700),
+    "a folder open to all": lambda path: (path.mkdir(), path.chmod(0o777)),
+    "a link": lambda path: path.symlink_to("elsewhere"),
+    "a pipe": os.mkfifo,
+    "a huge file": lambda path: (path.touch(), os.truncate(path, 1 << 34)),
+}
+"""What may be at a path."""
 
 
 def test_the_named_folder_comes_first(tmp_path: Path) -> None:
@@ -36,25 +52,20 @@ def test_the_named_folder_comes_first(tmp_path: Path) -> None:
     for variable, base in (("NUMAPIN_RUN_DIR", named), ("TMPDIR", temporary)):
         with run_folder.run_directory(environ) as made:
             path = Path(made)
-            assert path.parent == base
-            assert path.stat().st_mode & 0o777 == 0o700
+            assert (path.parent, path.stat().st_mode & 0o777) == (base, 0o700)
         assert path.exists() == (variable == "NUMAPIN_RUN_DIR")
         del environ[variable]
     assert not list(runtime.iterdir())
 
 
-@pytest.mark.parametrize("what", ["nothing", "a file", "a folder open to all", "an empty folder"])
+@pytest.mark.parametrize("what", ["nothing", "a file", "a folder open to all", "a folder"])
 def test_a_temporary_directory_that_does_not_serve_is_passed_over(tmp_path: Path, what: str) -> None:
     """A TMPDIR that does not exist, or in which others could replace our folder, stops no job; all places are read."""
     first, place = tmp_path / "first", tmp_path / "place"
     place.mkdir()
-    if what == "a file":
-        first.touch()
-    elif what != "nothing":
-        first.mkdir(mode=0o700)
-        first.chmod(0o777 if what == "a folder open to all" else 0o700)
+    MADE[what](first)
     environ = {"TMPDIR": str(first), "TEMP": str(place)}
-    with run_folder.run_directory({"TEMP": str(place)} if what == "an empty folder" else environ) as path:
+    with run_folder.run_directory({"TEMP": str(place)} if what == "a folder" else environ) as path:
         assert Path(path).parent == place
         assert run_folder.live_runs(environ) == [path]
 
@@ -94,12 +105,11 @@ OWN = f"numapin-{os.getuid()}"
 OVER = f"{OWN}-20261122-101112-{HOST}-0a1b2c3d"
 
 
-def _left(base: Path, name: str, *, lock: bool = True) -> Path:
+def _left(base: Path, name: str, *, lock: str = "a file") -> Path:
     """Leave a folder as a killed launcher does."""
     folder = base / name
     folder.mkdir(parents=True, mode=0o700)
-    if lock:
-        (folder / "lock").touch()
+    MADE[lock](folder / "lock")
     return folder
 
 
@@ -120,17 +130,19 @@ def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> Non
 @pytest.mark.parametrize(
     ("name", "lock", "age_s", "is_swept"),
     [
-        (f"{OWN}-20261122-101112-{HOST}-b-0a1b2c3d", "a file", 0, False),
-        (f"{OWN}-20261122-101112-x-{HOST}-0a1b2c3d", "a file", 0, False),
-        (f"{OWN}-20261122-101112-another-0a1b2c3d", "a file", 0, False),
-        (f"{OWN}-{HOST}-0a1b2c3d", "a file", 0, False),
-        (f"{OWN}-20261122_101112-uvwx1234", "a file", 0, False),
-        (f"numapin-1{os.getuid()}-20261122-101112-{HOST}-0a1b2c3d", "a file", 0, False),
-        (f"run-20261122-101112-{HOST}-0a1b2c3d", "a file", 0, False),
-        (OVER, "a link", 0, False),
-        (OVER, "a link", 7200, False),
-        (OVER, "a folder", 0, False),
-        (OVER, "a folder", 7200, False),
+        *(
+            (name, "a file", 0, False)
+            for name in (
+                f"{OWN}-20261122-101112-{HOST}-b-0a1b2c3d",
+                f"{OWN}-20261122-101112-x-{HOST}-0a1b2c3d",
+                f"{OWN}-20261122-101112-another-0a1b2c3d",
+                f"{OWN}-{HOST}-0a1b2c3d",
+                f"{OWN}-20261122_101112-uvwx1234",
+                f"numapin-1{os.getuid()}-20261122-101112-{HOST}-0a1b2c3d",
+                f"run-20261122-101112-{HOST}-0a1b2c3d",
+            )
+        ),
+        *((OVER, lock, age_s, False) for lock in ("a link", "a folder") for age_s in (0, 7200)),
         (OVER, "nothing", 0, False),
         (OVER, "nothing", 7200, True),
         (OVER, "a file", 0, True),
@@ -142,15 +154,9 @@ def test_what_is_swept(tmp_path: Path, name: str, lock: str, age_s: float, *, is
     The lock of another host's run can look free here, other tools use similar names, and a lock that is not a file of
     ours says nothing about the run.
     """
-    left = _left(tmp_path, name, lock=lock == "a file")
-    if lock == "a link":
-        (tmp_path / "free").touch()
-        (left / "lock").symlink_to(tmp_path / "free")
-    elif lock == "a folder":
-        (left / "lock").mkdir()
-    elif lock == "nothing":
-        (left / "plan.json").touch()
-        (left / ".lock").touch()
+    left = _left(tmp_path, name, lock=lock)
+    for other in (left / "elsewhere", left / "plan.json", left / ".lock"):
+        other.touch()
     os.utime(left, (time.time() - age_s,) * 2)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists() != is_swept
@@ -275,12 +281,8 @@ def test_the_named_folder_is_not_made_behind_another_users_link(tmp_path: Path) 
     assert not list((tmp_path / "target").iterdir())
 
 
-@pytest.mark.parametrize("problem", [errno.ENOSYS, errno.ENOLCK])
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int) -> None:
-    """A default place without locks is skipped and left clean; a named one is used without a lock."""
-    place, other = tmp_path / "place", tmp_path / "other"
-    place.mkdir()
-    other.mkdir()
+def _without_locks(monkeypatch: pytest.MonkeyPatch, place: Path, problem: int) -> None:
+    """Let the file system below a folder have no locks."""
     flock = fcntl.flock
 
     def without(descriptor: int, operation: int) -> None:
@@ -289,6 +291,15 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", without)
+
+
+@pytest.mark.parametrize("problem", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int) -> None:
+    """A default place without locks is skipped and left clean; a named one is used without a lock."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    place.mkdir()
+    other.mkdir()
+    _without_locks(monkeypatch, place, problem)
     with run_folder.run_directory({"TMPDIR": str(place), "TEMP": str(other)}) as path:
         assert other in Path(path).parents
     assert not list(place.iterdir())
@@ -301,12 +312,7 @@ def test_no_place_has_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run starts with a warning, is active for as long as its launcher runs, and is swept by no other."""
-
-    def without(descriptor: int, operation: int) -> None:
-        del descriptor, operation
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", without)
+    _without_locks(monkeypatch, tmp_path, errno.ENOSYS)
     environ = {"TMPDIR": str(tmp_path)}
     child = os.fork()
     if child == 0:
@@ -315,11 +321,10 @@ def test_no_place_has_locks(
     os.waitpid(child, 0)
     (ended,) = tmp_path.iterdir()
     with run_folder.run_directory(environ) as path:
-        warning = f"(skipped: {tmp_path}: Function not implemented)"
         assert run_folder.live_runs(environ) == [path]
     assert capsys.readouterr().err == (
-        f"numapin: warning: the run's folder is in {tmp_path} because there is no better place {warning}; "
-        "name another with NUMAPIN_RUN_DIR=DIR\n"
+        f"numapin: warning: the run's folder is in {tmp_path} because there is no better place "
+        f"(skipped: {tmp_path}: Function not implemented); name another with NUMAPIN_RUN_DIR=DIR\n"
     )
     assert ended.exists()
     assert not Path(path).exists()
@@ -351,34 +356,33 @@ def test_nothing_is_removed_where_others_may_rename(tmp_path: Path) -> None:
         assert (Path(path) / "thesis").read_text() == "years"
 
 
-@pytest.mark.parametrize("what", ["nothing", "open folder", "own folder", "link", "writable", "file"])
-def test_where_a_rank_writes_nothing(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("around", "what", "why"),
+    [
+        ("nothing", "nothing", "No such file"),
+        ("a folder open to all", "nothing", "No such file"),
+        ("a folder", "nothing", "No such file"),
+        ("a folder", "a link", ""),
+        ("a folder", "a folder open to all", r"others may write to it \(mode 0777\)"),
+        ("a folder", "a file", "Not a directory"),
+    ],
+)
+def test_where_a_rank_writes_nothing(tmp_path: Path, around: str, what: str, why: str) -> None:
     """A run's folder that is gone is not made again, because another user may have made the folder around it.
 
     Nor is one used that others can change, or what took its place.
     """
-    base, home = tmp_path / "base", tmp_path / "home"
-    run = base / "run-1"
-    home.mkdir()
-    if what != "nothing":
-        base.mkdir()
-    if what == "open folder":
-        base.chmod(0o777)
-    elif what == "link":
-        run.symlink_to(home)
-    elif what == "file":
-        run.touch()
-    elif what == "writable":
-        run.mkdir()
-        handover.write_json(str(run), "a.json", {})
-        run.chmod(0o777)
-    why = {"writable": r"others may write to it \(mode 0777\)", "file": "Not a directory"}.get(what, "")
+    base, run = tmp_path / "base", tmp_path / "base" / "run-1"
+    MADE[around](base)
+    MADE[what](run)
+    if what == "a link":
+        (base / "elsewhere").mkdir()
     with pytest.raises(NumapinError, match=rf"run-1/b\.json cannot be written: .*{why}") as caught:
         handover.write_json(str(run), "b.json", {"n": 1})
     assert caught.value.hint == "name another with NUMAPIN_RUN_DIR=DIR"
     assert handover.identity(str(run)) is None
     assert not list(tmp_path.rglob("b.json"))
-    assert (what in ("link", "writable", "file")) == os.path.lexists(run)
+    assert os.path.lexists(run) == (what != "nothing")
 
 
 def test_systemd_tmpfiles_leaves_an_active_run(tmp_path: Path) -> None:
@@ -423,27 +427,18 @@ def test_the_last_ten_reports_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("pipe", "not a regular file"),
-        ("link", "a link, not a regular file"),
-        ("large", "larger than 16 MiB"),
-        ("folder", "not a regular file"),
+        ("a pipe", "not a regular file"),
+        ("a link", "a link, not a regular file"),
+        ("a huge file", "larger than 16 MiB"),
+        ("a folder", "not a regular file"),
     ],
 )
 def test_what_no_run_wrote_is_not_read(tmp_path: Path, what: str, told: str) -> None:
     """A pipe, which would block the reader, a link, a folder and a huge file are errors, and not locks."""
-    path = tmp_path / "lock"
-    if what == "pipe":
-        os.mkfifo(path)
-    elif what == "folder":
-        path.mkdir()
-    elif what == "link":
-        (tmp_path / "file").touch()
-        path.symlink_to("file")
-    else:
-        with path.open("wb") as file:
-            file.truncate(1 << 34)
+    MADE[what](tmp_path / "lock")
+    (tmp_path / "elsewhere").touch()
     with pytest.raises(OSError, match=told):
-        handover.read_text(str(path))
+        handover.read_text(str(tmp_path / "lock"))
     assert not run_folder.is_live(str(tmp_path))
 
 
@@ -460,9 +455,12 @@ ALL_ARE_LARGE = {"num_ranks": 100, "size": 20_000}  # in sum close to what Linux
 
 @pytest.mark.parametrize("sizes", [SMALL, ONE_IS_LARGE, ALL_ARE_LARGE])
 def test_plans_reach_ranks(tmp_path: Path, sizes: dict[str, int]) -> None:
-    """Slices of a plan go through the environment; larger ones go through plan.json."""
-    plan = _plan(**sizes)
-    environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
+    """Slices of a plan go through the environment; larger ones go through plan.json.
+
+    A rank that starts numapin hands its ranks the inner plan, even if that goes through a file.
+    """
+    plan, environ = _plan(**sizes), {"NUMAPIN_RUN_DIR": str(tmp_path)}
+    handover.hand_over(_plan(num_ranks=3), str(tmp_path), environ)  # of an outer run
     handover.hand_over(plan, str(tmp_path), environ)
     assert len(environ) == (257 if sizes is SMALL else 1)
     own = handover.take_slice(1, environ)
@@ -479,16 +477,6 @@ def test_a_plan_without_a_record(tmp_path: Path, sizes: dict[str, int], capsys: 
     with nullcontext() if is_small else pytest.raises(NumapinError, match="cannot be written"):
         handover.hand_over(_plan(**sizes), str(tmp_path / "file" / "run"), {})
     assert ("numapin: warning: no record of this run: " in capsys.readouterr().err) == is_small
-
-
-def test_a_plan_of_before_does_not_leak_into_a_nested_run(tmp_path: Path) -> None:
-    """A rank that starts numapin hands its ranks the inner plan, even if that goes through a file."""
-    environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
-    handover.hand_over(_plan(num_ranks=3), str(tmp_path), environ)
-    inner = _plan(**ONE_IS_LARGE)
-    handover.hand_over(inner, str(tmp_path), environ)
-    assert environ == {"NUMAPIN_RUN_DIR": str(tmp_path)}
-    assert json.loads(handover.take_slice(0, environ).json) == inner.ranks[0].to_json()
 
 
 def test_no_plan_to_take(tmp_path: Path) -> None:

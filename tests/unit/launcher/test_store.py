@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
@@ -34,7 +34,11 @@ from tests.unit.launcher.seam import (
 )
 from tests.unit.launcher.seam import store as launcher_store
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 LIMIT = timedelta(seconds=20)
+PIPE = subprocess.PIPE
 SERVER = f"""
 import sys
 from numapin.launcher.store_server import listen, serving
@@ -44,15 +48,22 @@ with listen({LOOPBACK!r}, 0) as listening, serving(listening):
 """
 
 
+@contextmanager
+def serving_process(before: str = "") -> Iterator[tuple[Any, int]]:
+    """Serve a store in a process of its own, after some code; yield the process and the port."""
+    command = [sys.executable, "-c", before + SERVER]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        if process.poll() is None:
+            process.communicate()
+    assert process.returncode == 0
+
+
 def test_large_values() -> None:
     """A value of 8 MiB arrives in parts, and goes to many of torch's clients at once; one that leaves is forgotten."""
     # In a process of its own, because some calls of torch's client keep Python's lock while they wait.
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
+    with serving_process() as (_, port):
         clients: list[Any] = [TCPStore(LOOPBACK, port, is_master=False, timeout=LIMIT) for _ in range(5)]
         with pytest.raises(Exception, match="wait timeout"):
             clients.pop().wait(["large"], timedelta(milliseconds=50))
@@ -60,32 +71,6 @@ def test_large_values() -> None:
         clients[0].set("large", value)
         with ThreadPoolExecutor(4) as pool:
             assert [*pool.map(lambda client: client.get("large") == value, clients)] == [True] * 4
-        process.stdin.close()
-    assert process.returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("sent", "problem"),
-    [
-        (b"GET / HTTP/1.1", "not a client"),
-        (b"\0\1\2\3\4", "not a client"),
-        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\xfe", "request 254"),
-        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\1" + struct.pack("=Q", 1 << 20), "1048576 bytes"),
-        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\5" + struct.pack("=Q", 1 << 40), "keys"),
-        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\1" + struct.pack("=Q1sQ1s", 1, b"k", 1, b"x") * 1
-         + b"\4" + struct.pack("=Q1sq", 1, b"k", 1), "not a number"),
-        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\1" + struct.pack("=Q1sQ4300s", 1, b"k", 4300, b"9" * 4300)
-         + b"\4" + struct.pack("=Q1sq", 1, b"k", 1), "64 bits"),
-    ],
-    ids=["http", "magic", "unknown", "key", "count", "sum", "large sum"],
-)  # fmt: skip
-def test_what_is_refused(sent: bytes, problem: str) -> None:
-    """What is not torch's protocol, or beyond its bounds, is refused, also if it arrives byte by byte."""
-    for step in (1, len(sent)):
-        store, client = RankStore(), StoreClient()
-        parts = [sent[start : start + step] for start in range(0, len(sent), step)]
-        with pytest.raises(StoreRefusal, match=problem):
-            _receive(store, client, parts)
 
 
 VALID = b"\0" + struct.pack("=I", 0x3C85F7CE)
@@ -96,27 +81,71 @@ def string(content: bytes) -> bytes:
     return struct.pack("=Q", len(content)) + content
 
 
+def strings(contents: Sequence[bytes]) -> bytes:
+    """Return strings, after their number, as clients send them."""
+    return struct.pack("=Q", len(contents)) + b"".join(map(string, contents))
+
+
+def request(number: int, *contents: bytes, after: bytes = b"") -> bytes:
+    """Return a request, with strings, as clients send it."""
+    return bytes([number]) + b"".join(map(string, contents)) + after
+
+
+def receive(store: RankStore, client: StoreClient, parts: Sequence[bytes]) -> None:
+    """Let a store receive parts of requests from a client."""
+    for part in parts:
+        client.received += part
+        store.receive(client)
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        pytest.param(b"GET / HTTP/1.1", "not a client", id="http"),
+        pytest.param(b"\0\1\2\3\4", "not a client", id="magic"),
+        pytest.param(VALID + b"\xfe", "request 254", id="unknown"),
+        pytest.param(VALID + b"\1" + struct.pack("=Q", 1 << 20), "1048576 bytes", id="key"),
+        pytest.param(VALID + b"\5" + struct.pack("=Q", 1 << 40), "keys", id="count"),
+        pytest.param(VALID + request(1, b"k", b"x") + request(4, b"k", after=bytes(8)), "not a number", id="sum"),
+        pytest.param(VALID + request(1, b"k", b"9" * 4300) + request(4, b"k", after=bytes(8)), "64 bits", id="large"),
+    ],
+)
+def test_what_is_refused(sent: bytes, problem: str) -> None:
+    """What is not torch's protocol, or beyond its bounds, is refused, also if it arrives byte by byte."""
+    for step in (1, len(sent)):
+        parts = [sent[start : start + step] for start in range(0, len(sent), step)]
+        with pytest.raises(StoreRefusal, match=problem):
+            receive(RankStore(), StoreClient(), parts)
+
+
 @pytest.mark.parametrize(
     ("requests", "problem"),
     [
-        ([b"\1" + string(b"k") + string(bytes(1020)), b"\3" + string(b"k")], "an answer of 1028 bytes"),
-        ([b"\2" + string(b"k") + string(b"") + string(bytes(1020))], "an answer of 1028 bytes"),
-        ([b"\1" + string(b"k") + string(bytes(600))] + [b"\3" + string(b"k")] * 3, "unread answers of 1216 bytes"),
-        ([b"\x09" + string(b"k") + string(bytes(400))] * 3, "a value of 1208 bytes"),
-        ([b"\1" + string(b"k") + string(bytes(300)), b"\x0a" + struct.pack("=Q", 5) + string(b"k") * 5],
-         "an answer of 1500 bytes"),
-        ([(b"\x0b" + struct.pack("=Q", 8) + (string(b"k") + string(bytes(400))) * 8)[:1200]], "a request of [0-9]+"),
-        ([b"\x0e" + string(b"q") + string(bytes(1020)), b"\x0f" + string(b"q")], "an answer of 1036 bytes"),
-        ([b"\1" + string(b"%0250d" % number) + string(b"") for number in range(4)] + [b"\x11"], "an answer of [0-9]+"),
+        pytest.param([request(1, b"k", bytes(1020)), request(3, b"k")], "an answer of 1028 bytes", id="GET"),
+        pytest.param([request(2, b"k", b"", bytes(1020))], "an answer of 1028 bytes", id="COMPARE_SET"),
+        pytest.param([request(1, b"k", bytes(600)), *[request(3, b"k")] * 3], "unread answers of 1216", id="unread"),
+        pytest.param([request(9, b"k", bytes(400))] * 3, "a value of 1208 bytes", id="APPEND"),
+        pytest.param(
+            [request(1, b"k", bytes(300)), b"\x0a" + strings([b"k"] * 5)], "an answer of 1500 bytes", id="MULTI_GET"
+        ),
+        pytest.param(
+            [(b"\x0b" + struct.pack("=Q", 8) + strings([b"k", bytes(400)] * 8)[8:])[:1200]],
+            "a request of [0-9]+",
+            id="MULTI_SET",
+        ),
+        pytest.param([request(14, b"q", bytes(1020)), request(15, b"q")], "an answer of 1036 bytes", id="QUEUE_POP"),
+        pytest.param(
+            [*(request(1, b"%0250d" % number, b"") for number in range(4)), b"\x11"],
+            "an answer of [0-9]+",
+            id="LIST_KEYS",
+        ),
     ],
-    ids=["GET", "COMPARE_SET", "unread", "APPEND", "MULTI_GET", "MULTI_SET", "QUEUE_POP", "LIST_KEYS"],
-)  # fmt: skip
+)
 def test_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch, requests: list[bytes], problem: str) -> None:
     """No request makes an answer, or a value, larger than the bound; nor do answers that a client does not read."""
     monkeypatch.setattr(launcher_store, "_MAX_WAITING_BYTES", 1024)
-    store, client = RankStore(), StoreClient()
     with pytest.raises(StoreRefusal, match=problem):
-        _receive(store, client, [VALID, *requests])
+        receive(RankStore(), StoreClient(), [VALID, *requests])
 
 
 @pytest.mark.parametrize("code", [b"\x0b", b"\x0a", b"\5", b"\6"], ids=["MULTI_SET", "MULTI_GET", "CHECK", "WAIT"])
@@ -131,13 +160,13 @@ def test_many_strings_are_read_once(code: bytes, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(StoreClient, "_take", counted)
     number = 1000
-    strings = string(b"k") * (2 * number if code == b"\x0b" else number)
-    sent, counts = code + struct.pack("=Q", number) + strings, []
+    sent = code + struct.pack("=Q", number) + string(b"k") * (2 * number if code == b"\x0b" else number)
+    counts = []
     for size in (len(sent), 100):
         store, client = RankStore(), StoreClient()
         steps.clear()
-        _receive(store, client, [VALID, *(sent[start : start + size] for start in range(0, len(sent), size))])
-        _receive(store, client, [b"\1" + string(b"k") + string(b"after"), b"\3" + string(b"k")])
+        receive(store, client, [VALID, *(sent[start : start + size] for start in range(0, len(sent), size))])
+        receive(store, client, [request(1, b"k", b"after"), request(3, b"k")])
         assert client.answers.endswith(string(b"after"))
         counts.append(len(steps))
     assert counts[1] < 2 * counts[0]
@@ -147,55 +176,48 @@ def test_a_queue_wakes_a_client_that_can_take_the_value() -> None:
     """A client that waits for another key, too, does not keep the value from one that waits for the queue alone."""
     store, waiting, pushing = RankStore(), [StoreClient(), StoreClient()], StoreClient()
     for client, keys in zip(waiting, ((b"queue", b"missing"), (b"queue",)), strict=True):
-        _receive(store, client, [VALID, b"\6" + struct.pack("=Q", len(keys)) + b"".join(map(string, keys))])
-    _receive(store, pushing, [VALID, b"\x0e" + string(b"queue") + string(b"value")])
+        receive(store, client, [VALID, b"\6" + strings(keys)])
+    receive(store, pushing, [VALID, request(14, b"queue", b"value")])
     assert [client.answers for client in waiting] == [b"", b"\0"]
 
 
 def test_all_clients_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, values, queues and unfinished requests have one bound; what was deleted, taken or closed does not count."""
     monkeypatch.setattr(launcher_store, "_MAX_BYTES", 10_000)
-    store, client = RankStore(), StoreClient()
-    small, large = string(bytes(4000)), string(bytes(8000))
-    _receive(store, client, [VALID, b"\1" + string(b"k") + small, b"\x0e" + string(b"q") + small])
-    for request in (b"\1" + string(b"k") + large, b"\x0e" + string(b"q") + small, b"\1" + string(b"new") + small):
+    store, client, begun = RankStore(), StoreClient(), StoreClient()
+    small, large = bytes(4000), bytes(8000)
+    receive(store, client, [VALID, request(1, b"k", small), request(14, b"q", small)])
+    for sent in (request(1, b"k", large), request(14, b"q", small), request(1, b"new", small)):
         with pytest.raises(StoreRefusal, match="keys, values and requests"):
-            _receive(store, StoreClient(), [VALID, request])
-    begun = StoreClient()
+            receive(store, StoreClient(), [VALID, sent])
     with pytest.raises(StoreRefusal, match="keys, values and requests"):
-        _receive(store, begun, [VALID, (b"\1" + string(b"begun") + large)[:7000]])
+        receive(store, begun, [VALID, request(1, b"begun", large)[:7000]])
     store.forget(begun)
-    _receive(store, client, [b"\x08" + string(b"k"), b"\x0f" + string(b"q")])
+    receive(store, client, [request(8, b"k"), request(15, b"q")])
     client.answers.clear()  # they are sent
     store.count(client)
     for number in range(100):  # each value replaces the one before
-        _receive(store, client, [b"\1" + string(b"new") + string(bytes(8000 + number))])
+        receive(store, client, [request(1, b"new", bytes(8000 + number))])
 
 
 def test_waits_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients together wait for so many keys; a wait that is over, canceled or closed no longer counts."""
     monkeypatch.setattr(launcher_store, "_MAX_AWAITED", 3)
     store, clients = RankStore(), [StoreClient() for _ in range(3)]
-    wait = b"\6" + struct.pack("=Q", 2) + string(b"a") + string(b"b")
-    _receive(store, clients[0], [VALID, wait])
+    wait = b"\6" + strings([b"a", b"b"])
+    receive(store, clients[0], [VALID, wait])
     with pytest.raises(StoreRefusal, match="waits for more than 3 keys"):
-        _receive(store, clients[1], [VALID, wait])
-    for end in (b"\x0c", b"\1" + string(b"a") + string(b"") + b"\1" + string(b"b") + string(b"")):
-        _receive(store, clients[0], [end, b"\x08" + string(b"a"), b"\x08" + string(b"b"), wait])
+        receive(store, clients[1], [VALID, wait])
+    for end in (b"\x0c", request(1, b"a", b"") + request(1, b"b", b"")):
+        receive(store, clients[0], [end, request(8, b"a"), request(8, b"b"), wait])
     store.forget(clients[0])
-    _receive(store, clients[2], [VALID, wait])
-
-
-def _receive(store: RankStore, client: StoreClient, parts: list[bytes]) -> None:
-    for part in parts:
-        client.received += part
-        store.receive(client)
+    receive(store, clients[2], [VALID, wait])
 
 
 def test_the_server_closes_what_it_refuses(capfd: pytest.CaptureFixture[str]) -> None:
     """A stranger is disconnected silently; a request of a newer torch is also reported, with what to do."""
     with listen(LOOPBACK, 0) as listening, serving(listening):
-        for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\x63"):
+        for sent in (b"GET / HTTP/1.1\r\n\r\n", VALID + b"\x63"):
             with socket.create_connection(listening.getsockname()) as stranger:
                 stranger.sendall(sent)
                 stranger.settimeout(20)
@@ -214,10 +236,10 @@ def test_the_server_drops_a_client_that_does_not_read(
     with listen(LOOPBACK, 0) as listening, serving(listening):
         address = listening.getsockname()
         with socket.create_connection(address) as other:
-            other.sendall(VALID + b"\1" + string(b"k") + string(bytes(1 << 19)))
+            other.sendall(VALID + request(1, b"k", bytes(1 << 19)))
             for _ in range(2):
                 with socket.create_connection(address) as deaf, pytest.raises(OSError, match=r"reset|[Bb]roken"):
-                    deaf.sendall(VALID + (b"\3" + string(b"k")) * 1_000_000)
+                    deaf.sendall(VALID + request(3, b"k") * 1_000_000)
             other.sendall(b"\7")
             other.settimeout(20)
             assert other.recv(8) == struct.pack("=q", 1)
@@ -249,12 +271,8 @@ def _answer_to(user: int, port: int) -> str:
 @needs_root
 def test_other_users_are_refused() -> None:
     """The user of the launcher and root are served; others are disconnected, and the first one is reported."""
-    as_user = SERVER.replace("\nwith listen", "\nimport os, encodings.idna; os.setuid(65534)\nwith listen")
-    assert as_user != SERVER
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", as_user], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
+    as_user = "import numapin.launcher.store_server, os, encodings.idna; os.setuid(65534)"
+    with serving_process(as_user) as (process, port):
         answers = {user: _answer_to(user, port) for user in (65534, 0, 65533, 65532)}
         _, said = process.communicate()
     assert answers == {65534: "8", 0: "8", 65533: "0", 65532: "0"}
@@ -336,7 +354,7 @@ def test_the_server_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             server.attend(None)
             ((client, theirs),) = server._connections.items()
             server._store._values[b"k"] = bytes(1 << 23)
-            connection.sendall(VALID + (b"\3" + string(b"k")) * 4)
+            connection.sendall(VALID + request(3, b"k") * 4)
             selector.is_full = True
             select.select([theirs], [], [], 20)
             server.attend(client)
@@ -345,43 +363,25 @@ def test_the_server_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         server.close()
 
 
-FEW_DESCRIPTORS = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
-"""
-
-
 def test_the_server_without_descriptors() -> None:
     """New clients wait for a descriptor, without work for the launcher, and the others are served; it says so once."""
-    with subprocess.Popen(
-        [sys.executable, "-c", FEW_DESCRIPTORS + SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        address = (LOOPBACK, int(process.stdout.readline()))
-        clients = [socket.create_connection(address) for _ in range(30)]
-        try:
-            for client in clients:
-                client.settimeout(20)
-                client.sendall(VALID + b"\7")
-            said = process.stderr.readline()
-            used_s = cpu_s(process.pid)
-            time.sleep(0.5)
-            assert cpu_s(process.pid) - used_s < 0.1
-            assert clients[0].recv(8) == bytes(8)
-            clients[0].sendall(b"\7")
-            assert clients[0].recv(8) == bytes(8)
-            for client in clients[1:]:  # each frees a descriptor for one that waits
-                assert client.recv(8) == bytes(8)
-                client.close()
-        finally:
-            for client in clients:
-                client.close()
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))"
+    with ExitStack() as stack:
+        process, port = stack.enter_context(serving_process(few))
+        clients = [stack.enter_context(socket.create_connection((LOOPBACK, port))) for _ in range(30)]
+        for client in clients:
+            client.settimeout(20)
+            client.sendall(VALID + b"\7")
+        said = process.stderr.readline()
+        used_s = cpu_s(process.pid)
+        time.sleep(0.5)
+        assert cpu_s(process.pid) - used_s < 0.1
+        assert clients[0].recv(8) == bytes(8)
+        clients[0].sendall(b"\7")
+        assert clients[0].recv(8) == bytes(8)
+        for client in clients[1:]:  # each frees a descriptor for one that waits
+            assert client.recv(8) == bytes(8)
+            client.close()
         _, rest = process.communicate()
     assert re.fullmatch(
         r"numapin: the ranks' store cannot accept more connections than [0-9]+: Too many open files; "

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,47 +30,41 @@ RANK = RankPlan(
 PLAN = Plan(bind=Bind.NODE, memory=Memory.BIND, ranks=(RANK,))
 
 
-def in_child(expression: str) -> str:
-    """Evaluate an expression over `bind` and the rank in a new process, and return what it prints."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from dataclasses import replace\n"
-        "from numapin.rank import bind\n"
-        "from numapin.plan.request import Memory\n"
-        "from tests.unit.rank.test_bind import RANK, PLAN\n"
-        f"print({expression})\n"
-    )
-    command = [sys.executable, "-c", code, str(Path(__file__).parents[3])]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def bound_one(rank: RankPlan) -> dict[str, Any]:
+    """Bind a child of this process as a rank, and return what the kernel says of it."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, json.dumps(bind.apply(rank).to_json()).encode())
+        os._exit(0)
+    os.close(writer)
+    os.wait()
+    with os.fdopen(reader) as file:
+        found: dict[str, Any] = json.load(file)
+    return found
 
 
-def test_the_kernel_says_what_was_applied() -> None:
+@pytest.mark.parametrize("memory", Memory)
+def test_the_kernel_says_what_was_applied(memory: Memory) -> None:
     """Each policy reads back as itself, with its nodes and without shortfalls."""
-    applied = json.loads(
-        in_child("__import__('json').dumps([bind.apply(replace(RANK, memory=m)).to_json() for m in Memory])")
-    )
-    nodes = {"local": "", "none": ""}
-    assert [found["memory"] for found in applied] == [*Memory]
-    for found in applied:
-        rest = {"cpus": cpu_set.render(CPUS), "nodes": nodes.get(found["memory"], "0"), "shortfalls": []}
-        assert found == {"memory": found["memory"], **rest}
+    nodes = {"local": "", "none": ""}.get(memory, "0")
+    rest = {"cpus": cpu_set.render(CPUS), "nodes": nodes, "shortfalls": []}
+    assert bound_one(replace(RANK, memory=memory)) == {"memory": memory, **rest}
 
 
 @needs_two_cpus
 def test_cpus_are_bound_and_others_are_told() -> None:
     """The kernel reports the one CPU; a CPU that does not exist is a shortfall, and the launcher's CPUs stay."""
     lowest = min(CPUS)
-    assert in_child(f"sorted(bind.apply(replace(RANK, cpus=frozenset([{lowest}]))).cpus)") == f"[{lowest}]"
-    told = in_child("bind.apply(replace(RANK, cpus=frozenset([8000]))).shortfalls[0]")
-    assert told == "CPUs 8000 were refused (Invalid argument); the current CPUs stay"
-    told = in_child(f"bind.apply(replace(RANK, cpus=frozenset([{lowest}, 8000]))).shortfalls[0]")
-    assert told.startswith("CPUs 8000 were dropped by the cpuset")
+    one, none, both = (bound_one(replace(RANK, cpus=CpuSet(cpus))) for cpus in ([lowest], [8000], [lowest, 8000]))
+    assert one["cpus"] == both["cpus"] == str(lowest)
+    assert none["cpus"] == cpu_set.render(CPUS)
+    assert none["shortfalls"] == ["CPUs 8000 were refused (Invalid argument); the current CPUs stay"]
+    assert both["shortfalls"][0].startswith("CPUs 8000 were dropped by the cpuset")
 
 
 def test_a_node_that_does_not_exist_is_told() -> None:
     """A policy on an impossible node is refused by the kernel, which is a shortfall and not an exception."""
-    told = in_child("bind.apply(replace(RANK, nodes=frozenset([63]))).shortfalls[0]")
-    assert told.startswith(
+    assert bound_one(replace(RANK, nodes=CpuSet({63})))["shortfalls"][0].startswith(
         "memory policy 'bind' was refused (set_mempolicy: Invalid argument): pages go where they are first touched; "
     )
 
@@ -108,27 +98,9 @@ def test_a_rank_as_it_turned_out() -> None:
     assert bind.as_bound(foreseen, both).reason == "a test; no policy; no CPUs"
 
 
-class TestPages:
-    """The nodes of pages, from the kernel."""
-
-    def test_touched_pages_have_a_node_and_others_do_not(self) -> None:
-        """A written page has a node that exists; an untouched page is -ENOENT."""
-        size = mmap.PAGESIZE
-        with mmap.mmap(-1, 4 * size) as memory:
-            memory[0] = memory[2 * size] = 1
-            start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-            nodes = numa.nodes_of_pages([start + i * size for i in range(4)])
-            # The view that from_buffer made is gone with the expression above; closing the map needs that.
-        assert nodes[0] >= 0
-        assert nodes[2] >= 0
-        assert nodes[1] == nodes[3] == -2
-
-    def test_a_process_that_is_gone(self) -> None:
-        """Asking about another process that does not exist is ESRCH."""
-        with pytest.raises(ProcessLookupError):
-            numa.nodes_of_pages([0], pid=2**22 - 1)
-
-    def test_nodes_out_of_range(self) -> None:
-        """An impossible node number is refused before the call: libnuma would write past its mask."""
-        with pytest.raises(OSError, match="no such NUMA node"):
-            numa.set_memory_policy(numa.MPOL_BIND, [100_000])
+def test_what_is_not_there() -> None:
+    """An impossible node is refused before the call: libnuma would write past its mask. No process is ESRCH."""
+    with pytest.raises(OSError, match="no such NUMA node"):
+        numa.set_memory_policy(numa.MPOL_BIND, [100_000])
+    with pytest.raises(ProcessLookupError):
+        numa.nodes_of_pages([0], pid=2**22 - 1)

@@ -18,35 +18,43 @@ PACKAGE = Path(numapin.__file__).parent
 FOLDER = str(PACKAGE / "rank" / "hook")
 
 
+LOADER_ON = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": FOLDER}
+TRACE_ON = {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
+
+
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("choice", "given", "added"),
     [
-        ({}, FOLDER),
-        ({"PYTHONPATH": ""}, FOLDER),
-        ({"PYTHONPATH": "lib:/opt/x"}, f"{FOLDER}:lib:/opt/x"),
-        ({"PYTHONPATH": "a::b:"}, f"{FOLDER}:a::b:"),
-        ({"PYTHONPATH": f"{FOLDER}:a", "NUMAPIN_DATALOADER": "numapin"}, f"{FOLDER}:a"),
+        pytest.param("numapin", {}, LOADER_ON, id="unset"),
+        pytest.param("numapin", {"PYTHONPATH": ""}, LOADER_ON, id="empty"),
+        pytest.param(
+            "numapin",
+            {"PYTHONPATH": "lib:a::b:"},
+            LOADER_ON | {"PYTHONPATH": f"{FOLDER}:lib:a::b:"},
+            id="entries, even empty ones, which mean the current folder, stay",
+        ),
+        pytest.param(
+            "numapin",
+            LOADER_ON | {"PYTHONPATH": f"{FOLDER}:a"},
+            LOADER_ON | {"PYTHONPATH": f"{FOLDER}:a"},
+            id="nested: once",
+        ),
+        pytest.param("torch", {"PYTHONPATH": "a"}, {}, id="the default sets nothing"),
+        pytest.param(
+            "torch",
+            {"NUMAPIN_DATALOADER": "numapin"},
+            {"NUMAPIN_DATALOADER": "torch"},
+            id="it switches off an outer one",
+        ),
+        # `numapin trace` and `numapin compare` are parents of `numapin run`, which leaves their variables as they are.
+        pytest.param("torch", TRACE_ON, {"NUMAPIN_TRACED": "{}"}, id="a trace stays on"),
+        pytest.param("numapin", TRACE_ON, LOADER_ON | {"NUMAPIN_TRACED": "{}"}, id="beside the loader, too"),
     ],
-    ids=["unset", "empty", "relative", "empty entries", "nested"],
 )
-def test_numapin_puts_its_folder_before_the_path(given: dict[str, str], path: str) -> None:
-    """PYTHONPATH keeps every entry, even empty ones, which mean the current folder; ours comes first, once."""
-    assert hook_env.environment("numapin", given) == {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": path}
-
-
-def test_torch_leaves_the_environment_alone() -> None:
-    """The default sets nothing, but switches off what an outer numapin switched on."""
-    assert hook_env.environment("torch", {"PYTHONPATH": "a"}) == {}
-    assert hook_env.environment("torch", {"NUMAPIN_DATALOADER": "numapin"}) == {"NUMAPIN_DATALOADER": "torch"}
-
-
-def test_recording_stays_on_below_numapin_run() -> None:
-    """`numapin trace` and `numapin compare` are parents of `numapin run`, which leaves their variables as they are."""
-    outer = hook_env.steps_environment("{}", {}, variable=hook_env.TRACE_VARIABLE)
-    assert outer == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
-    assert hook_env.environment("torch", outer) == {"NUMAPIN_TRACED": "{}"}
-    loader = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": FOLDER}
-    assert hook_env.environment("numapin", outer) == {**loader, "NUMAPIN_TRACED": "{}"}
+def test_environment(choice: str, given: dict[str, str], added: dict[str, str]) -> None:
+    """Our folder comes first in PYTHONPATH where a part of the hook is on; all else stays."""
+    assert hook_env.environment(choice, given) == added
+    assert hook_env.steps_environment("{}", {}, variable=hook_env.TRACE_VARIABLE) == TRACE_ON
 
 
 def test_a_run_inside_a_traced_rank_is_not_traced() -> None:
@@ -98,22 +106,6 @@ def test_an_old_python_starts_as_without_the_hook(version: str, tmp_path: Path) 
         assert (done.returncode, done.stdout, done.stderr) == (0, f"[] {seen}\n", "")
 
 
-def test_an_interpreter_that_cannot_import_numapin_iterates_as_without_the_hook(tmp_path: Path) -> None:
-    """Its loops are not published; nothing of the failed import stays, so `import numapin` fails there as before."""
-    folder = shutil.copytree(FOLDER, tmp_path / "numapin" / "rank" / "hook")  # the package around it is not there
-    code = "import sys, torch.utils.data as d; print(*d.DataLoader([7]), 'numapin' in sys.modules)"
-    rank = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error"), "NUMAPIN_RANK_PID": str(os.getsid(0))}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(folder), **rank},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "tensor([7]) False\n", "")
-
-
 def _old_python(version: str) -> str:
     """Return a Python of this version on PATH or of pyenv; skip the test without one."""
     found = [*map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), shutil.which(f"python{version}")]
@@ -152,7 +144,7 @@ def test_other_programs_are_not_refused() -> None:
     assert hook_env.is_python(["/opt/conda/bin/python3.12"])
 
 
-# --- which imports of torch's modules the hook finds; torch is a stand-in of empty modules ---
+# --- which imports of torch's modules the hook finds; torch is a stand-in of modules that are nearly empty ---
 
 LOADER = "torch.utils.data.dataloader"
 LOOK = f"import importlib.util; assert importlib.util.find_spec({LOADER!r}).name == {LOADER!r}"
@@ -165,23 +157,33 @@ except ImportError:
 """
 IMPORT = f"import {LOADER} as loader; print(loader.has_run)"
 FOUND = "this torch has no DataLoader._get_iterator"
+MODULE = """
+import os
+if os.path.exists({fails!r}): raise ImportError
+has_run = "it has run"
+class _BaseDataLoaderIter:
+    def __init__(self, data): self.data = data
+class DataLoader:
+    def __iter__(self): return iter(_BaseDataLoaderIter([7]).data)
+"""
 
 
-def _run(folder: Path, *steps: str) -> tuple[str, str]:
+def _run(folder: Path, *steps: str, hook: str | None = None, **variables: str) -> tuple[str, str]:
     """Run a program beside a stand-in for torch, with the hook; return what it wrote to stdout and stderr."""
-    package = folder
+    package, fails = folder, folder / "fails"
     for name in LOADER.split(".")[:-1]:
         package /= name
         package.mkdir()
         (package / "__init__.py").touch()
-    fails = folder / "fails"
-    text = f"import os\nif os.path.exists({str(fails)!r}): raise ImportError\nhas_run = 'it has run'\n"
-    (package / "dataloader.py").write_text(text)
+    (package / "dataloader.py").write_text(MODULE.format(fails=str(fails)))
     own = {name: value for name, value in os.environ.items() if not name.startswith("NUMAPIN_")}
     environ = hook_env.environment("numapin", {**own, "PYTHONPATH": str(folder)})
-    program = "\n".join(("import os, sys", *steps, "print([each.__name__ for each in sys.meta_path[:1]])"))
-    command = [sys.executable, "-c", program, str(fails)]
-    done = subprocess.run(command, env={**own, **environ}, capture_output=True, text=True, check=True, timeout=60)
+    if hook is not None:
+        environ["PYTHONPATH"] = environ["PYTHONPATH"].replace(FOLDER, hook)
+    program = "\n".join(("import os, sys", *steps, "print(sys.meta_path[0])"))
+    command = [sys.executable, "-P", "-c", program, str(fails)]
+    environ = {**own, **environ, **variables}
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout, done.stderr
 
 
@@ -201,3 +203,12 @@ def test_the_import_that_succeeds_is_found(before: tuple[str, ...], tmp_path: Pa
 def test_a_look_alone_changes_nothing(tmp_path: Path) -> None:
     """The hook calls nothing until the module has been run."""
     assert FOUND not in _run(tmp_path, LOOK)[1]
+
+
+def test_an_interpreter_that_cannot_import_numapin_iterates_as_without_the_hook(tmp_path: Path) -> None:
+    """Its loops are not published; nothing of the failed import stays, so `import numapin` fails there as before."""
+    folder = shutil.copytree(FOLDER, tmp_path / "numapin" / "rank" / "hook")  # the package around it is not there
+    asks = {"NUMAPIN_DATALOADER": "", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")}
+    iterates = "print(*loader.DataLoader(), 'numapin' in sys.modules)"
+    out, err = _run(tmp_path, IMPORT, iterates, hook=str(folder), NUMAPIN_RANK_PID=str(os.getsid(0)), **asks)
+    assert (out.splitlines()[1], err) == ("7 False", "")

@@ -1,9 +1,14 @@
-"""The record of the exception that ends a rank's interpreter: its time, its text, and that the program sees nothing."""
+"""The record of the exception that ends a rank's interpreter: its time, its text, and that the program sees nothing.
+
+Each program is named by a sentence. How it ends, and what it records, is in errors.txt; NUMAPIN_UPDATE_GOLDEN=1 records
+that again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.recorded.screens import compare
 from tests.unit.rank.seam import HOOK
 
 if TYPE_CHECKING:
@@ -47,13 +53,22 @@ def run(tmp_path: Path) -> Callable[..., Ended]:
     """Return a function that runs a script as a rank does; other arguments are the texts of files beside it."""
 
     def run(text: str, **beside: str) -> Ended:
+        file = tmp_path / FILE
+        file.unlink(missing_ok=True)
         for name, content in {"train": text, **beside}.items():
             (tmp_path / f"{name}.py").write_text(content)
+        before_s = time.time()
         done = _started([sys.executable, "train.py"], tmp_path, PYTHONPATH=HOOK, TORCHELASTIC_ERROR_FILE=FILE)
-        file = tmp_path / FILE
-        record = json.loads(file.read_text())["message"] if file.exists() else None
+        ended = Ended(
+            status=done.returncode,
+            err=done.stderr,
+            record=json.loads(file.read_text())["message"] if file.exists() else None,
+        )
+        for name in beside:
+            (tmp_path / f"{name}.py").unlink()
         assert list(tmp_path.glob(f"{FILE}.*")) == []
-        return Ended(status=done.returncode, err=done.stderr, record=record)
+        assert ended.record is None or before_s < ended.time_s < time.time()
+        return ended
 
     return run
 
@@ -65,7 +80,7 @@ def _started(command: list[str], folder: Path, **variables: str) -> subprocess.C
     return subprocess.run(
         ["sh", "-c", 'NUMAPIN_RANK_PID=$$ exec "$@"', "sh", *command],
         cwd=folder,
-        env={**environ, "PYTHONIOENCODING": "utf-8:backslashreplace", **variables},
+        env={**environ, "PYTHONIOENCODING": "utf-8:backslashreplace", "PYTHONDONTWRITEBYTECODE": "1", **variables},
         capture_output=True,
         text=True,
         start_new_session=True,  # as each rank
@@ -74,58 +89,93 @@ def _started(command: list[str], folder: Path, **variables: str) -> subprocess.C
     )
 
 
+_SURVIVED = "import sys\nsys.exit(3)\n"
+_LEAVES = "import sys\n"
+_SIGNALLED = """
+import os, signal
+def handler(number, frame):
+    signal.signal(number, signal.SIG_DFL)
+    raise RuntimeError("a worker was killed")
+def rename(*names, first=os.rename):
+    os.kill(os.getpid(), signal.SIGCHLD)
+    first(*names)
+os.rename = rename
+signal.signal(signal.SIGCHLD, handler)
+raise EOFError("the connection")
+"""
+PROGRAMS = {
+    "a hook that calls the former does not delay the record": "import os, sys\n"
+    "former = sys.excepthook\n"
+    "def hook(*error): former(*error); print(os.path.exists('error.json'), file=sys.stderr)\n"
+    "sys.excepthook = hook\n"
+    "raise ValueError(7)\n",
+    "a hook that does not leaves the record to the end": "import os, sys\n"
+    "sys.excepthook = lambda *_: print(os.path.exists('error.json'), file=sys.stderr)\n"
+    "raise ValueError(7)\n",
+    # What a program has survived is not the reason for its exit status.
+    "an error at a prompt": f"import code\ncode.InteractiveInterpreter().runsource('1 / 0')\n{_SURVIVED}",
+    "an error that the program reports": "import sys\n"
+    f"try: 1 / 0\nexcept Exception: sys.excepthook(*sys.exc_info())\n{_SURVIVED}",
+    "an error in the C interface": f"import ctypes\nctypes.pythonapi.PyRun_SimpleString(b'1 / 0')\n{_SURVIVED}",
+    "an error that a thread reports": "import sys, threading\n"
+    "def work():\n    try: 1 / 0\n    except Exception: sys.excepthook(*sys.exc_info())\n"
+    f"thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n{_SURVIVED}",
+    "an error in a thread of its own": "import _thread, time\n"
+    f"_thread.start_new_thread(lambda: 1 / 0, ())\ntime.sleep(0.2)\n{_SURVIVED}",
+    # As torch's does when a DataLoader worker has died.
+    "a signal handler that raises while it is recorded": _SIGNALLED,
+    # Libraries like gevent and freezegun replace functions.
+    "threads that the program replaces": "import _thread\n_thread.get_ident = lambda: 7\nraise ValueError(7)\n",
+    "time that the program replaces": "import time\ntime.time = lambda: 1.0\nraise ValueError(7)\n",
+    "an exception without a text": "class Error(ValueError):\n    def __str__(self): raise KeyError\nraise Error\n",
+    # Printed once, as without the record.
+    "the text of sys.exit": "import sys\ndef leave(): sys.exit('no data')\nleave()\n",
+    "a text of sys.exit that was caught": f"{_LEAVES}try: sys.exit('no data')\nexcept SystemExit: pass\nsys.exit(1)\n",
+    "a text of sys.exit that was printed": f"{_LEAVES}"
+    "try: sys.exit('no data')\nexcept SystemExit as error: print(error, file=sys.stderr)\n",
+    "sys.exit()": f"{_LEAVES}sys.exit()\n",
+    "sys.exit(None)": f"{_LEAVES}sys.exit(None)\n",
+    "sys.exit(True)": f"{_LEAVES}sys.exit(True)\n",
+    "a text of sys.exit without a stderr": f"{_LEAVES}sys.stderr = None\nsys.exit('no data')\n",
+    "a text of sys.exit in a fork": f"{_LEAVES}import os\nif os.fork() == 0: sys.exit('the child')\nos.wait()\n",
+}
+BESIDE = {
+    # They hide or break what Python's traceback needs: the frames are recorded without the source.
+    "modules that the script has imported": {"traceback": "", "token": ""},
+    "a module of Python's that the script replaces": {"enum": "class Enum: pass\n"},
+}
+
+
+def shown(done: Ended, folder: Path) -> str:
+    """Return how a program ended and what it recorded, without what differs between versions of Python."""
+    if done.record is None:
+        words = sorted({*re.findall(r"\w+Error|no data|the child", done.err)})
+        return f"  status {done.status}, nothing recorded, printed {words}\n"
+    text = "".join(f"  | {line}\n" for line in done.text.splitlines() if set(line) - set(" ~^"))
+    printed = done.err.replace(done.text, "<the traceback>\n")
+    return f"  status {done.status}, {done.record['message']!r}, printed {printed!r}\n{text}".replace(f"{folder}/", "")
+
+
+def test_records_are_the_recorded_ones(run: Callable[..., Ended], tmp_path: Path) -> None:
+    """An exception is recorded if it has ended the program, with its traceback; the status is as without the record."""
+    text = "".join(f"{title}\n{shown(run(program), tmp_path)}" for title, program in PROGRAMS.items())
+    for title, beside in BESIDE.items():
+        done = run(f"import {', '.join(beside)}\nraise ValueError(7)\n", **beside)
+        text += f"{title}\n  status {done.status}\n  | {done.text.splitlines()[-1]}\n"
+        assert done.text.endswith('train.py", line 2, in <module>\nValueError: 7\n')
+    compare(text, str(Path(__file__).with_name("errors.txt")))
+
+
 def test_the_time_is_that_of_the_exception(run: Callable[..., Ended]) -> None:
     """Functions of atexit, which may take long, run after the record has been written."""
-    before_s = time.time()
     done = run(
         "import atexit, os, sys, time\n"
         "def at_exit(): print(os.path.exists('error.json'), file=sys.stderr); time.sleep(0.5)\n"
         "atexit.register(at_exit)\n"
         "raise ValueError(7)\n"
     )
-    assert before_s < done.time_s < time.time() - 0.5
+    assert done.time_s < time.time() - 0.5
     assert done.err == f"{done.text}True\n"
-
-
-def test_a_hook_that_calls_the_former(run: Callable[..., Ended]) -> None:
-    """The record does not wait for what a program's own hook does."""
-    done = run(
-        "import os, sys\n"
-        "former = sys.excepthook\n"
-        "def hook(*error): former(*error); print(os.path.exists('error.json'), file=sys.stderr)\n"
-        "sys.excepthook = hook\n"
-        "raise ValueError(7)\n"
-    )
-    assert done.err == f"{done.text}True\n"
-
-
-def test_a_hook_that_does_not(run: Callable[..., Ended]) -> None:
-    """The exception is recorded at the end."""
-    done = run(
-        "import os, sys\nsys.excepthook = lambda *_: print(os.path.exists('error.json'), file=sys.stderr)\n1 / 0\n"
-    )
-    assert (done.status, done.err) == (1, "False\n")
-    assert "ZeroDivisionError" in done.text
-
-
-HANDLED = {
-    "interactive": "import code\ncode.InteractiveInterpreter().runsource('1 / 0')\n",
-    "by the program": "import sys\ntry: 1 / 0\nexcept Exception: sys.excepthook(*sys.exc_info())\n",
-    "by the C interface": "import ctypes\nctypes.pythonapi.PyRun_SimpleString(b'1 / 0')\n",
-    "in a thread": "import sys, threading\n"
-    "def work():\n    try: 1 / 0\n    except Exception: sys.excepthook(*sys.exc_info())\n"
-    "thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n",
-    "in a thread of its own": "import _thread, time\n_thread.start_new_thread(lambda: 1 / 0, ())\ntime.sleep(0.2)\n",
-}
-
-
-@pytest.mark.parametrize("text", HANDLED.values(), ids=HANDLED)
-def test_errors_that_do_not_end_the_program(run: Callable[..., Ended], text: str) -> None:
-    """What a program has survived is not the reason for its exit status."""
-    done = run(f"{text}import sys\nsys.exit(3)\n")
-    assert done.status == 3
-    assert "Error" in done.err
-    assert done.record is None
 
 
 @pytest.mark.parametrize("text", ["ValueError('x' * 200_000)", "ValueError('x\\n' * 100_000)"], ids=["word", "lines"])
@@ -161,29 +211,6 @@ def test_modules_beside_the_script(run: Callable[..., Ended]) -> None:
     if sys.version_info < (3, 13):  # newer ones print with the traceback module, which imports the script's linecache
         assert "in <module>\n    raise ValueError(" in done.text
     assert "imported" not in done.text
-
-
-@pytest.mark.parametrize("beside", [{"traceback": "", "token": ""}, {"enum": "class Enum: pass\n"}], ids=str)
-def test_modules_that_the_script_has_imported(run: Callable[..., Ended], beside: dict[str, str]) -> None:
-    """If they hide or break what Python's traceback needs, the frames are recorded without the source."""
-    done = run(f"import {', '.join(beside)}\nraise ValueError(7)\n", **beside)
-    assert done.text.endswith('train.py", line 2, in <module>\nValueError: 7\n')
-
-
-REPLACED = {
-    "threads": "import _thread\n_thread.get_ident = lambda: 7\n",
-    "time": "import time\ntime.time = lambda: 1.0\n",
-    "text": "class Error(ValueError):\n    def __str__(self): raise KeyError\nValueError = Error\n",
-}
-
-
-@pytest.mark.parametrize("text", REPLACED.values(), ids=REPLACED)
-def test_functions_that_a_program_replaces(run: Callable[..., Ended], text: str) -> None:
-    """Libraries like gevent and freezegun replace functions; an exception of the program's may have no text."""
-    before_s = time.time()
-    done = run(f"{text}raise ValueError(7)\n")
-    assert done.time_s > before_s
-    assert "in <module>" in done.text
 
 
 def test_an_entry_of_the_path_that_is_no_text(tmp_path: Path) -> None:
@@ -224,24 +251,6 @@ print(sys.excepthook is sys.__excepthook__, hasattr(sys, "last_value"), entries,
 """
 
 
-def test_a_signal_handler_that_raises_while_it_is_recorded(run: Callable[..., Ended]) -> None:
-    """As torch's does when a DataLoader worker has died: the exception is recorded all the same."""
-    done = run("""
-import os, signal
-def handler(number, frame):
-    signal.signal(number, signal.SIG_DFL)
-    raise RuntimeError("a worker was killed")
-def rename(*names, first=os.rename):
-    os.kill(os.getpid(), signal.SIGCHLD)
-    first(*names)
-os.rename = rename
-signal.signal(signal.SIGCHLD, handler)
-raise EOFError("the connection")
-""")
-    assert done.record is not None
-    assert done.record["message"] == "EOFError: the connection"
-
-
 def test_the_program_sees_nothing(run: Callable[..., Ended], tmp_path: Path) -> None:
     """Hooks are equal as without it, nothing but small modules is imported, and the traceback is the same."""
     done = run(UNCHANGED)
@@ -259,33 +268,6 @@ def test_cost() -> None:
         found.append({line.rpartition("|")[2].strip() for line in done.stderr.splitlines()})
     ours = {"numapin_hook_errors", "numapin_hook_parts"}
     assert ours < found[0] - found[1] <= {"__future__", "atexit", "faulthandler", "sitecustomize", *ours}
-
-
-def test_the_text_of_sys_exit(run: Callable[..., Ended]) -> None:
-    """It is recorded with the frames that lead to sys.exit, and is printed once, as without the record."""
-    done = run("import sys\ndef leave(): sys.exit('no data')\nleave()\n")
-    assert done.record is not None
-    assert (done.status, done.err, done.record["message"]) == (1, "no data\n", "SystemExit: no data")
-    frames = [line.rpartition("train.py")[2] for line in done.text.split("\n") if line.startswith("  File")]
-    assert frames == ['", line 3, in <module>', '", line 2, in leave']
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("try: sys.exit('no data')\nexcept SystemExit: pass\nsys.exit(1)\n", 1),
-        ("try: sys.exit('no data')\nexcept SystemExit as error: print(error, file=sys.stderr)\n", 0),
-        ("sys.exit()\n", 0),
-        ("sys.exit(None)\n", 0),
-        ("sys.exit(True)\n", 1),
-        ("sys.stderr = None\nsys.exit('no data')\n", 1),
-        ("import os\nif os.fork() == 0: sys.exit('the child')\nos.wait()\n", 0),
-    ],
-)
-def test_no_text_of_sys_exit(run: Callable[..., Ended], text: str, status: int) -> None:
-    """Nothing is recorded if the text has not ended the program, and the status is as without the record."""
-    done = run(f"import sys\n{text}")
-    assert (done.status, done.record) == (status, None)
 
 
 def test_the_folder_stays_for_other_parts(tmp_path: Path) -> None:
