@@ -12,7 +12,6 @@ from numapin.topology.readings import GpuLoad
 from numapin.view.attach_table import attach_table
 from numapin.view.failure_block import failure_text, traceback_lines
 from numapin.view.openmetrics import ended, openmetrics
-from numapin.view.page import page
 from numapin.view.picture import (
     COLORS,
     RANK_COLORS,
@@ -21,7 +20,6 @@ from numapin.view.picture import (
     Ink,
     Label,
     Picture,
-    element,
     fit,
     frame,
     lay_out,
