@@ -50,7 +50,7 @@ def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "second"), [(["plan", "--format", "env"], "LOCAL_RANK=1"), (["topo", "--plan"], "gpu1  rank 1")]
+    ("command", "second"), [(["plan", "--json"], '"local_rank": 1'), (["topo", "--plan"], "gpu1  rank 1")]
 )
 def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path: Path) -> None:
     """A container sees GPUs in sysfs that it may not use, so it gets one rank; a captured machine gets one per GPU."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,6 @@ import yaml
 import numapin
 from numapin import Nic, Request, discover, make_plan
 from tests.integration.launching import NUMAPIN, environment
-from tests.integration.launching import numapin as run_numapin
 from tests.integration.seam import NicKind, run_directory, write_json
 from tests.jobs.cases import HOSTILE_ARGUMENTS
 from tests.pictures import golden_machine
@@ -154,7 +152,6 @@ def test_machine(folder: Path) -> None:
         ("plan", *machine),
         ("topo", *machine, "--json"),
         ("plan", *machine, "--json"),
-        ("plan", *machine, "--format", "env"),
         ("topo", *machine, "--save", str(saved)),
         ("topo", *machine, "--format", "svg", "--output", str(drawn), *plan),
     )
@@ -164,17 +161,6 @@ def test_machine(folder: Path) -> None:
     assert json.loads(told.text)["gpus"][0]["name"] == HOSTILE
     assert json.loads(saved.read_text())["nics"][1]["name"] == f"é{HOSTILE}"
     assert all(line.isprintable() for file in (saved, drawn) for line in file.read_text().split("\n"))
-
-
-def test_environment_lines_are_exact_in_a_file(folder: Path) -> None:
-    """A shell that evaluates the output of `plan --format env` gets the exact name of the GPU."""
-    done = run_numapin("plan", "--machine", str(folder / FILE), "--format", "env")
-    line = next(line for line in done.out.splitlines() if "LOCAL_RANK=1" in line)
-    code = "import os; print(os.environ['NUMAPIN_GPU'].encode())"
-    told = subprocess.run(
-        ["bash", "-c", f"{line} {shlex.join([sys.executable, '-c', code])}"], capture_output=True, text=True, check=True
-    )
-    assert told.stdout == f"{f'GPU-1{HOSTILE}'.encode()!r}\n"
 
 
 def test_exec(folder: Path) -> None:

@@ -69,7 +69,6 @@ WRONG: Final = (
     "topo --machine example:p4d --plan /dev/zero",
     "plan extra",
     "plan -n 2",
-    "plan --json --format env",
     "plan --machine cut.json",
     "plan --machine dgx-a100",
     "plan --machine dgx-a101",
