@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.files import make_own, opened, unwritten, write_text_to
+from numapin.base.formats import running
 from numapin.base.stderr import say
-from numapin.bench.python import running
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import SECTIONS, RunOptions, parse

@@ -21,5 +21,4 @@ from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 
 if TYPE_CHECKING:
-    from numapin.compare.ratio import StepRatio
-    from numapin.compare.report import VariantResult
+    from numapin.compare.report import StepRatio, VariantResult

@@ -48,7 +48,6 @@ PURE = (
         "jobs",
         "bench.model",
         "bench.verdict",
-        "bench.python",
         "base.redact",
         "base.bounds",
         "base.strict_json",
@@ -57,7 +56,7 @@ PURE = (
     *(f"trace.{name}" for name in ("records", "analysis", "findings", "report")),
     *(f"compare.{name}" for name in ("variants",)),
     "steps.record",
-    *(f"compare.{name}" for name in ("ratio", "report")),
+    *(f"compare.{name}" for name in ("report",)),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
