@@ -238,13 +238,6 @@ def gpu_cases() -> Iterator[tuple[str, str]]:
     yield "hwloc-deep-interfaces", hwloc("<object>" * 95 + deep + "</object>" * 95)
     infos = repeated(lambda n: f'<info name="{n}" value="{n}"/>')
     yield "hwloc-infos-of-a-gpu", hwloc(f'<object type="PCIDev" pci_busid="0000:01:00.0" {amd}>{infos}</object>')
-    for size, speed in ((1000, 0), (1000, 1), (256, 9)):
-        yield (
-            f"hwloc-matrix-{size}-{speed}",
-            hwloc(several_gpus(size)).replace("</topology>", bandwidths(size, speed, "XGMIBandwidth") + "</topology>"),
-        )
-    few = "".join(bandwidths(2, n, "NVLinkBandwidth") for n in range(FILE_BYTES // 250))
-    yield "hwloc-matrices", hwloc(several_gpus(2)).replace("</topology>", f"{few}</topology>")
     target = '<nvlink target="0000:00:00.0" count="1" tclass="0x030200"/>'
     yield "nccl-links-of-a-gpu", nccl_gpus(1, repeated(lambda _: target, most=FILE_BYTES - 1000))
     each = repeated(lambda n: target.replace("00:00.0", f"{n % 256:02x}:00.0"), most=FILE_BYTES // 300)
@@ -256,26 +249,6 @@ def gpu_cases() -> Iterator[tuple[str, str]]:
     yield "nccl-nets", nccl(f'<cpu numaid="0" affinity="f"><pci busid="0000:01:00.0"><nic>{nets}</nic></pci></cpu>')
     gpus = repeated(lambda n: f'<pci busid="{pci_bus(n)}"><gpu dev="0"/></pci>')
     yield "nccl-deep-gpus", nccl('<cpu numaid="0" affinity="f">' + "<pci>" * 90 + gpus + "</pci>" * 90 + "</cpu>")
-
-
-def several_gpus(number: int) -> str:
-    """Return GPUs in hwloc XML that a matrix can name."""
-    return repeated(
-        lambda n: (
-            f'<object type="PCIDev" pci_busid="{pci_bus(n)}" pci_type="1200 [1002:74a1] [0000:0000] 00">'
-            f'<object type="OSDev" name="rsmi{n}" osdev_type="1" gp_index="{n}"/></object>'
-        ),
-        number=min(number, 256),
-    )
-
-
-def bandwidths(size: int, speed: int, name: str) -> str:
-    """Return a matrix in hwloc XML."""
-    indexes, values = " ".join(map(str, range(size))), " ".join([str(speed)] * size * size)
-    return (
-        f'<distances2 type="OSDev" kind="9" name="{name}" indexing="gp"><indexes>{indexes}</indexes>'
-        f"<u64values>{values}</u64values></distances2>"
-    )
 
 
 def nccl_gpus(number: int, links: str) -> str:

@@ -3,7 +3,6 @@
 ::
 
     targets.py  the processes to bind, each with its GPU and its plan
-    bind.py     attach itself: bind all threads, then move pages
-    pages.py    where a process's pages are; move them
+    bind.py     attach itself: bind all threads, then find and move pages
     report.py   what was done, as data, its JSON, and the commands that undo it
 """

@@ -82,10 +82,8 @@ class AttachOptions:
     reserve_cpus: CpuSet | None = None
     gpus: tuple[str, ...] | None = None
     gpu_nodes: tuple[tuple[str, int], ...] | None = None
-    children: bool = True  # whether descendants follow
     widen: bool = False  # whether threads on fewer CPUs than planned get all of these
     migrate: bool = False
-    other_users: bool = False  # whether root may change other users' processes
     dry_run: bool = False
 
     @property
@@ -98,7 +96,7 @@ class AttachOptions:
 def aim_at_processes(pids: Sequence[int], options: AttachOptions, environ: Mapping[str, str]) -> Aim:
     """Return the targets at and below these processes. Raises UsageError, MachineError and PlanError."""
     for pid in pids:
-        examine(pid, other_users=options.other_users)
+        examine(pid)
     # All GPUs and all CPUs of this cpuset: other processes may not be limited as this one.
     hiding = hiding_variables()
     with in_whole_cpuset():
@@ -119,7 +117,7 @@ def aim_at_processes(pids: Sequence[int], options: AttachOptions, environ: Mappi
             Candidate(pid, proc.environment_of(pid), KnownGpu(gpu, "--gpu"))
             for pid, gpu in zip(given, gpus if len(gpus) > 1 else gpus * len(given), strict=True)
         ]
-    subjects = [examine(each.pid, other_users=options.other_users) for each in found]
+    subjects = [examine(each.pid) for each in found]
     for subject in subjects:
         seen = processes.get(subject.pid)
         if seen is None or seen.start != subject.start:  # it ended while its GPU was looked up; its id is another's
@@ -140,14 +138,13 @@ def aim_at_processes(pids: Sequence[int], options: AttachOptions, environ: Mappi
     return Aim(targets, (*topology.warnings, *warnings, *notes))
 
 
-def aim_at_run(named: str, environ: Mapping[str, str], *, other_users: bool) -> Aim:
+def aim_at_run(named: str, environ: Mapping[str, str]) -> Aim:
     """Return the ranks of a run, with its plan. Raises as `find_run`, and MachineError for another user's folder.
 
-    The files in the folder say which processes are changed, so its user could choose any process of yours: another
-    user's folder can name processes of that user only.
+    The files in the folder say which processes are changed, so its user could choose any process of yours.
     """
     job = find_run(named, environ)
-    problem = why_untouchable(job.owner, other_users=other_users)
+    problem = why_untouchable(job.owner)
     if problem:
         raise _of_another_user(f"the folder of {job.name}", problem)
     plans = {rank.local_rank: rank for rank in job.plan.ranks}
@@ -156,18 +153,13 @@ def aim_at_run(named: str, environ: Mapping[str, str], *, other_users: bool) -> 
     for rank, pid in sorted(job.pids.items()):
         subject, start = None, job.starts.get(rank)
         try:
-            subject = examine(pid, other_users=other_users)
+            subject = examine(pid)
         except NumapinError:
             if rank not in job.gone and proc.is_running(pid, start):
                 raise
         if subject is None or rank in job.gone or start not in (None, subject.start):
             ended.append(f"rank {rank} of {job.name} has ended")
             continue
-        if job.owner not in (os.geteuid(), subject.uid):
-            raise MachineError(
-                f"{job.name}, which belongs to uid {job.owner}, names process {pid}, which does not",
-                f"if you mean that process: numapin attach --pid {pid}",
-            )
         targets.append(Target(subject=subject, plan=plans[rank], gpu_source=f"the plan of {job.name}"))
     if not targets:
         problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
@@ -178,8 +170,8 @@ def aim_at_run(named: str, environ: Mapping[str, str], *, other_users: bool) -> 
 # --- which processes may be changed ----------------------------------------------------------------------------------
 
 
-def examine(pid: int, *, other_users: bool) -> Subject:
-    """Return the process with this id. `other_users`: root may take another user's.
+def examine(pid: int) -> Subject:
+    """Return the process with this id.
 
     Raises UsageError for a process that does not exist or must not be touched, and MachineError for another user's.
     """
@@ -192,13 +184,13 @@ def examine(pid: int, *, other_users: bool) -> Subject:
         raise UsageError(f"there is no process {pid}", LIST_PROCESSES) from None
     except PermissionError:
         raise _of_another_user(f"process {pid}", "another user") from None
-    problem = why_untouchable(uid, other_users=other_users)
+    problem = why_untouchable(uid)
     if problem:
         raise _of_another_user(f"process {pid}", problem)
     return Subject(pid, found.start, found.name, uid)
 
 
-def is_ours(pid: int, start: int, *, other_users: bool) -> bool:
+def is_ours(pid: int, start: int) -> bool:
     """Return whether a descendant is still that process and may be changed; Gone if it has ended."""
     folder = proc.folder_of(pid)
     try:
@@ -208,13 +200,12 @@ def is_ours(pid: int, start: int, *, other_users: bool) -> bool:
     found = proc.stat(folder)
     if found.has_ended or found.start != start:
         raise proc.Gone
-    return not found.is_kernel_thread and why_untouchable(uid, other_users=other_users) is None
+    return not found.is_kernel_thread and why_untouchable(uid) is None
 
 
-def why_untouchable(uid: int | None, *, other_users: bool) -> str | None:
-    """Return whose the process is if it may not be changed. `uid` None: of several users."""
-    own = os.geteuid()
-    if uid == own or (own == 0 and other_users):
+def why_untouchable(uid: int | None) -> str | None:
+    """Return whose the process is if it is not this user's. `uid` None: of several users."""
+    if uid == os.geteuid():
         return None
     return "several users" if uid is None else f"another user (uid {uid})"
 
@@ -226,8 +217,7 @@ def _uid(folder: str) -> int | None:
 
 
 def _of_another_user(what: str, whose: str) -> MachineError:
-    hint = "to change it anyway, add --other-users" if os.geteuid() == 0 else "run this as that user"
-    return MachineError(f"{what} belongs to {whose}", hint)
+    return MachineError(f"{what} belongs to {whose}", "run this as that user")
 
 
 def other_processes() -> dict[int, proc.Stat]:

@@ -10,7 +10,6 @@ A benchmark's file has its cases and columns first, without torch, and then what
     loader.py    DataLoaders
     buffers.py   host memory of every kind, on a chosen node
     process.py   run the peers in turn, each in its own process
-    python.py    command lines of Python that do not import from the working directory
     model.py     benchmarks and results as data: medians, spreads, ratios, JSON
     verdict.py   the answer to a benchmark's question, in one line
     machine.py   the host, versions and GPUs that the figures depend on

@@ -18,7 +18,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any, Final
 
-from numapin.bench.python import running_module
+from numapin.base.formats import running_module
 
 _PACKAGES: Final = ("numapin", "torch", "numpy")
 _QUERY_TORCH_S: Final = 120.0  # the first import of torch from a cold disk

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.bench.model import Benchmark, Case, Column, Comparison, Peer, Question
+from numapin.trace.analysis import Lengths, length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from numapin.bench.process import Harness
-
-    Interval = tuple[float, float]
 
 PEERS: Final = {
     "pageable": ".to(device) of ordinary memory",
@@ -127,22 +124,6 @@ def spin(cpu_ns: int) -> None:
         pass
 
 
-def share_within(parts: Sequence[Interval], wholes: Sequence[Interval]) -> float | None:
-    """Return the share, 0 to 1, of the time of `parts` that lies within `wholes`; None if the parts take no time.
-
-    Both are sorted (begin, end) intervals of one stream, which do not overlap.
-    """
-    total = sum(end - begin for begin, end in parts)
-    if total <= 0:
-        return None
-    within = 0.0
-    for begin, end in parts:
-        first = bisect_right(wholes, begin, key=itemgetter(1))  # earlier ones ended before it began
-        after = bisect_left(wholes, end, lo=first, key=itemgetter(0))
-        within += sum(min(end, whole_end) - max(begin, whole_begin) for whole_begin, whole_end in wholes[first:after])
-    return within / total
-
-
 # --- in the measuring process -----------------------------------------------------------------------------------------
 
 
@@ -167,7 +148,7 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
     torch.cuda.synchronize()
     wall_s = time.perf_counter() - start
 
-    copies, computes = ([timed.since(base) for timed in part] for part in (loop.copies, loop.computes))
+    copies, computes = (tuple(timed.since(base) for timed in part) for part in (loop.copies, loop.computes))
     compute_ms = [end - begin for begin, end in computes]
     figures = {
         "steps_per_s": num_steps / wall_s,
@@ -176,9 +157,8 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
         "compute_ms": statistics.median(compute_ms),
         "busy_share": sum(compute_ms) / (wall_s * 1e3),
     }
-    hidden = share_within(copies, computes)
-    if hidden is not None:
-        figures["hidden_share"] = hidden
+    if length(copies) > 0:
+        figures["hidden_share"] = Lengths(computes).within(copies) / length(copies)
     harness.report(figures, details={}, idle=lambda: time.sleep(0.001))
 
 
@@ -200,7 +180,7 @@ class TimedWork:
         timed.ended.record()
         return timed
 
-    def since(self, base: torch.cuda.Event) -> Interval:
+    def since(self, base: torch.cuda.Event) -> tuple[float, float]:
         """Return begin and end in milliseconds after an event; all three must have passed."""
         return base.elapsed_time(self.began), base.elapsed_time(self.ended)
 

@@ -21,9 +21,9 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
+from numapin.base.formats import running_module
 from numapin.base.strict_json import encode
 from numapin.bench.model import Run
-from numapin.bench.python import running_module
 from numapin.steps.job import remove_leftovers
 from numapin.system import proc
 

@@ -3,8 +3,7 @@
 Rules:
 
 - What the environment says is a first guess: the first set_device replaces it, also for what the process starts later.
-- A process that takes a second GPU is widened to the CPUs of both; if their nodes differ, the memory of the thread that
-  takes it becomes local to its CPU. Other threads keep their policy, because Linux lets no thread set another's.
+- A process that takes a second GPU stays where it is. If that GPU is on another node, a warning says so, once.
 - Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
   are there already (a forkserver, workers) are bound to its CPUs.
 - A child that has a record of its own, and what is below it, is never touched.
@@ -40,14 +39,15 @@ if TYPE_CHECKING:
 
 
 class TakenGpus:
-    """The GPUs that this process uses, with their slices of the plan."""
+    """The GPU that this process is bound to, with its slice of the plan, and the names of all that it uses."""
 
     def __init__(self, *, inherited: int | None) -> None:
         self.pid = os.getpid()
         self.had = {frozenset(os.sched_getaffinity(0))}  # the CPUs that it was bound to so far
-        self.slices: dict[int, RankSlice] = {}
-        self.names: dict[int, str] = {}
-        self.inherited = inherited
+        self.number: int | None = None  # of the GPU in the plan
+        self.slice: RankSlice | None = None
+        self.names: list[str] = []
+        self.inherited = inherited  # the GPU of the process that this one follows
         self.is_guess = False  # only its environment says so
         self.is_asked = False  # the program called `bind_this_process`
         self.allocated: dict[int, int] | None = None
@@ -68,24 +68,19 @@ class _Process:
     def current(self) -> TakenGpus:
         """Return the state of this process, made at its first use."""
         if self.taken is None:
-            # The GPU of the process that this one follows; none if that process has several.
             inherited: int | None = None
             with suppress(KeyError, ValueError, TypeError):
-                binding = json.loads(os.environ[BINDING])
-                inherited = None if _SEVERAL in binding else int(binding["local_rank"])
+                inherited = int(json.loads(os.environ[BINDING])["local_rank"])
             self.taken = TakenGpus(inherited=inherited)
         return self.taken
 
     def forked(self) -> None:
         """Begin anew in a forked child; the lock may be held by a thread that does not exist here."""
         parent, self.lock, self.taken, self.lists = self.taken, RLock(), None, None
-        if parent is not None and parent.slices:
-            only = next(iter(parent.slices)) if len(parent.slices) == 1 else None
-            self.taken = TakenGpus(inherited=only)
+        if parent is not None and parent.slice is not None:
+            self.taken = TakenGpus(inherited=parent.number)
 
 
-_SEVERAL: Final = "several_gpus"
-"""In NUMAPIN_BINDING: the process uses other GPUs, too, so a child that names one does not have it yet."""
 _SOON_S: Final = 0.01
 _LATER_S: Final = 0.5
 _NUM_SOON: Final = 1000
@@ -125,7 +120,7 @@ def take_known(moment: str) -> None:
     if plan is None:
         return
     with _own.lock:
-        if _own.current().slices:
+        if _own.current().slice is not None:
             return
         try:
             found = known_device(plan, environ())
@@ -162,7 +157,7 @@ def take_one_of(numbers: Sequence[int], how: str) -> None:
         chosen = numbers[0]
         for number in numbers:
             with suppress(UnknownDevice):
-                if device_of(plan, environ(), number).number in _own.current().slices:
+                if device_of(plan, environ(), number).number == _own.current().number:
                     chosen = number
                     break
         take(chosen, how)
@@ -172,54 +167,57 @@ def is_settled() -> bool:
     """Return whether this process has named a GPU."""
     with _own.lock:
         taken = _own.current()
-        return bool(taken.slices) and not taken.is_guess
+        return taken.slice is not None and not taken.is_guess
 
 
 # --- taking a GPU ----------------------------------------------------------------------------------------------------
 
 
 def take_entry(plan: ChildTable, entry: DeviceEntry, how: str) -> TakenGpus:
-    """Bind this process to a GPU instead of those that it uses so far, and return the result. It says nothing."""
+    """Bind this process to a GPU instead of the one that it has, and return the result. It says nothing."""
     with _own.lock:
         taken = _own.current()
         taken.inherited, taken.is_guess = None, False
         taken.is_asked = True
-        _bind_to(plan, taken, {}, entry, how)
+        _bind_to(plan, taken, entry, how)
         return taken
 
 
 def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> None:
-    """Bind this process to a GPU, unless it has it already, by itself or from the process that it follows."""
+    """Bind this process to a GPU, unless it has one already, by itself or from the process that it follows."""
     taken = _own.current()
-    if entry.number in taken.slices or (not taken.slices and entry.number == taken.inherited):
+    if entry.number == (taken.inherited if taken.slice is None else taken.number):
         taken.is_guess = taken.is_guess and is_guess
-        return
-    others = {} if taken.is_guess else taken.slices
-    taken.is_guess, taken.is_asked = is_guess, False
-    _bind_to(plan, taken, others, entry, how)
-    records.report(plan, taken, how)
+    elif taken.slice is None or taken.is_guess:
+        taken.is_guess, taken.is_asked = is_guess, False
+        _bind_to(plan, taken, entry, how)
+        records.report(plan, taken, how)
+    elif entry.name not in taken.names:
+        taken.names.append(entry.name)
+        if RankSlice(entry.slice).node != taken.slice.node:
+            gpus = f"process {taken.pid} uses GPUs of several nodes ({', '.join(taken.names)})"
+            stays = f"it stays on the CPUs and the memory of the first, {taken.slice.cpus}; start one process per GPU"
+            taken.surprises.append(f"{gpus}: {stays}")
+        if plan.run:
+            records.record(plan, taken, how)
+        records.report_surprises(plan, taken)
 
 
-def _bind_to(plan: ChildTable, taken: TakenGpus, others: Mapping[int, RankSlice], entry: DeviceEntry, how: str) -> None:
-    """Bind this process to a GPU beside the others that it keeps. Interrupted, it is not taken to be bound."""
-    taken.slices = dict(others)
+def _bind_to(plan: ChildTable, taken: TakenGpus, entry: DeviceEntry, how: str) -> None:
+    """Bind all threads to a GPU as its slice says, and the processes that follow; record the result.
+
+    Interrupted, the process is not taken to be bound.
+    """
+    taken.names, taken.allocated = [entry.name], numa_maps.private_bytes(taken.pid)
+    taken.number, taken.slice = entry.number, RankSlice(entry.slice)
     try:
-        if not others:
-            taken.names.clear()
-            taken.allocated = numa_maps.private_bytes(taken.pid)
-        taken.slices[entry.number] = RankSlice(entry.slice)
-        taken.names[entry.number] = entry.name
-        _bind(plan, taken, how)
+        _bind(plan, taken, taken.slice, how)
     except BaseException:  # Ctrl-C, too: the next set_device binds it
-        taken.slices.pop(entry.number, None)
-        taken.names.pop(entry.number, None)
+        taken.number, taken.slice = None, None
         raise
 
 
-def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
-    """Bind all threads as the slices say, and the processes that follow; record the result."""
-    slices = list(taken.slices.values())
-    wanted = slices[0] if len(slices) == 1 else _widened(slices)
+def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> None:
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
     applied = bind.apply(wanted)
     if not taken.is_asked and get_native_id() != taken.pid:  # what holds is the main thread's policy, not this one's
@@ -227,26 +225,15 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     taken.applied = applied
     refusals = bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
-    shortfalls = [*applied.shortfalls, *refusals]
-    if len({own.node for own in slices}) > 1:
-        policy = "its memory policy is local"
-        if applied.memory not in ("local", "none"):  # without a policy, memory is local, too
-            kept = f"{applied.memory or 'unknown'} {CpuSet(applied.nodes)}".rstrip()
-            policy = f"the memory policy of its main thread stays {kept}, which no other thread can change"
-        where = f"it may run on the CPUs of all these nodes, {wanted.cpus}, and {policy}"
-        gpus = f"process {taken.pid} uses GPUs of several nodes ({', '.join(taken.names.values())})"
-        shortfalls.insert(0, f"{gpus}: {where}; start one process per GPU")
-    taken.surprises = [text for text in shortfalls if text not in slices[0].json]
+    taken.surprises = [text for text in (*applied.shortfalls, *refusals) if text not in wanted.json]
 
     # This program, and what it starts, find its slice with what differs from the plan, and its number of threads.
-    binding = json.loads(slices[0].json)
-    if len(slices) > 1:
-        binding[_SEVERAL] = True
+    binding = json.loads(wanted.json)
     if taken.surprises:
         binding |= {"exact": False, "reason": "; ".join((binding["reason"], *taken.surprises))}
     os.environ[BINDING] = json.dumps(binding)
     if "torch" not in sys.modules:  # later it would change only what the process starts
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, slices[0].num_threads)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, wanted.num_threads)))
     if not taken.is_guess:
         _keep_rank_from_children()
     if not plan.run:
@@ -262,19 +249,6 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
         applied_there = theirs.get("applied")
         if isinstance(applied_there, dict) and "cpus" in applied_there:
             bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
-
-
-def _widened(slices: Sequence[RankSlice]) -> RankSlice:
-    """Return the CPUs of several slices; their memory policy if they agree, else "local"."""
-    wide = RankSlice.__new__(RankSlice)
-    for name in RankSlice.__slots__:
-        setattr(wide, name, getattr(slices[0], name))
-    wide.cpus = CpuSet().union(*(own.cpus for own in slices))
-    if len({(own.memory, own.nodes) for own in slices}) > 1 and wide.memory != "none":
-        wide.memory = "local"
-    limits = [own.within for own in slices if own.within]
-    wide.within = CpuSet().union(*limits) if limits else None
-    return wide
 
 
 def _keep_rank_from_children() -> None:

@@ -37,8 +37,10 @@ _unwritable: Final[set[str]] = set()
 
 
 def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
-    """Write this process's record, under the rank of the first GPU that it has taken."""
-    number = next(iter(taken.slices))
+    """Write this process's record, under the rank of the GPU that it is bound to."""
+    number, own = taken.number, taken.slice
+    if own is None:
+        return
     name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
     former = os.path.basename(running(plan.run, handover.OBSERVED).get(taken.pid, (name, {}))[0])
     outdated = {former, f"{UNBOUND}{taken.pid}.json"} - {name}  # of a guess that was wrong, or of an unknown GPU
@@ -53,10 +55,10 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
         "pid": taken.pid,
         "start": proc.start_time(),
         "host": os.uname().nodename,
-        "requested": json.loads(taken.slices[number].json),
+        "requested": json.loads(own.json),
         "applied": None if taken.applied is None else taken.applied.to_json(),
         "how": how,
-        "gpus": list(taken.names.values()),
+        "gpus": taken.names,
         "allocated_before": taken.allocated,
         "surprises": taken.surprises,
     }
@@ -68,16 +70,21 @@ def report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     applied = taken.applied
     if applied is not None and (plan.verbose or not taken.is_guess):
         memory = f"{applied.memory or 'policy unknown'} {CpuSet(applied.nodes)}".rstrip()
-        gpus = ", ".join(taken.names.values())
+        gpus = ", ".join(taken.names)
         bound = f"process {taken.pid} is bound to {gpus} ({how}): CPUs {CpuSet(applied.cpus)}, memory {memory}"
         before = "memory allocated before: unknown (no numa_maps)"
         if taken.allocated is not None:
             total = sum(taken.allocated.values())
-            nodes = next(iter(taken.slices.values())).nodes
+            nodes = () if taken.slice is None else taken.slice.nodes
             away = bytes_away(taken.allocated, nodes) if nodes else 0
             where = f", {away / total:.0%} of it on other nodes" if total else ""
             before = f"{total / _MIB:.1f} MiB were allocated before{where}"
         say(f"{bound}; {before}")
+    report_surprises(plan, taken)
+
+
+def report_surprises(plan: ChildTable, taken: TakenGpus) -> None:
+    """Say what falls short of the plan, once for each text. With --strict, end the process."""
     for text in taken.surprises:
         _say_once(plan.run, f"warning: {text}")
     if plan.strict and taken.surprises:

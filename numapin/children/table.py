@@ -66,11 +66,7 @@ class DeviceEntry:
         if index is not None:
             return self.bare == int(index[1])
         if entry.startswith(MIG_PREFIX):
-            if entry in self.mig:
-                return True
-            entry = entry.removeprefix(MIG_PREFIX).partition("/")[0]  # MIG-GPU-<UUID>/1/0
-            if not entry.startswith(GPU_PREFIX):
-                return False
+            return entry in self.mig
         digits = uuid_digits(entry)
         return bool(digits) and uuid_digits(self.uuid or "").startswith(digits)
 

@@ -16,7 +16,6 @@
     verify.py            numapin verify
     top.py               numapin top
     trace.py             numapin trace
-    trace_reading.py     trace files and folders
     compare.py           numapin compare
     bench.py             numapin bench
     early_end.py         Ctrl-C during a measurement keeps what was measured

@@ -52,11 +52,6 @@ _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 @click.option("--smt/--no-smt", default=True, help="Use all hardware threads of each core (default), or one.")
 @click.option("--reserve-cpus", type=Parsed("LIST", CpuSet.parse), help="Keep these CPUs free, e.g. 0-1.")
 @click.option(
-    "--children/--no-children",
-    default=True,
-    help="Bind descendants, such as DataLoader workers, with their process (default), or leave them as they are.",
-)
-@click.option(
     "--widen",
     is_flag=True,
     help="Also widen threads that are bound to only some of the planned CPUs. "
@@ -67,7 +62,6 @@ _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
     is_flag=True,
     help="Move memory to the planned node, except file pages, shared memory and memory that a driver has pinned.",
 )
-@click.option("--other-users", is_flag=True, help="As root, also change processes of other users.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
 @click.option("--strict", is_flag=True, help="Exit with status 5 if something could not be done exactly.")
 @json_option("numapin.attach/1")
@@ -102,7 +96,7 @@ def attach(*, pids: tuple[int, ...] | None, job: str | None, strict: bool, as_js
         )
     try:
         if job is not None:
-            aim = aim_at_run(job, os.environ, other_users=options.other_users)
+            aim = aim_at_run(job, os.environ)
         elif pids is not None:
             aim = aim_at_processes(pids, options, os.environ)
         else:

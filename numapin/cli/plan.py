@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, MACHINE, BindingOptions, format_options, one_format, record_of, topology_from
+from numapin.cli.options import BINDING, MACHINE, BindingOptions, json_option, record_of, topology_from
 from numapin.cli.output import emit, json_text, show, warn
-from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import with_users_nics
 
@@ -31,7 +30,6 @@ _RANKS: Final = click.Option(
 class _PlanOptions(BindingOptions):
     """The parsed values of this command's options, by click's names."""
 
-    form: str | None
     as_json: bool
     nproc_per_node: int | None
     root: Path | None
@@ -44,7 +42,7 @@ class _PlanOptions(BindingOptions):
 
 
 @click.command(params=[*BINDING, *MACHINE, _RANKS])
-@format_options("table", "json", "env")
+@json_option("numapin.plan/1")
 def plan(**values: object) -> None:
     """Show which CPUs and which memory each rank would get, and why. Starts nothing.
 
@@ -56,21 +54,13 @@ def plan(**values: object) -> None:
       numapin plan --nproc-per-node 4 --json         for scripts
     """
     options = record_of(_PlanOptions, values)
-    form = one_format(options.form, as_json=options.as_json, default="table")
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
     num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
-    request = options.request(num_ranks=num_ranks)
-    made = make_plan(topology, request)
+    made = make_plan(topology, options.request(num_ranks=num_ranks))
     if options.is_this_host:
         made = with_users_nics(made, os.environ)
-    if form == "json":
+    if options.as_json:
         emit(json_text(made.to_json()))
-        warn(made.warnings)
-    elif form == "env":
-        from numapin.view.plan_table import environment_lines
-
-        shown = settle_gpus(topology, request, os.environ)[1] if options.is_this_host else {}
-        emit("".join(f"{line}\n" for line in environment_lines(made, shown)))
         warn(made.warnings)
     else:
         from numapin.view.plan_table import explained_plan, other_warnings

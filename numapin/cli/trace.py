@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.files import make_own, opened, unwritten, write_text_to
+from numapin.base.formats import running
 from numapin.base.stderr import say
-from numapin.bench.python import running
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import SECTIONS, RunOptions, parse
 from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
-from numapin.cli.trace_reading import read_report
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.program import python
 from numapin.rank import hook_env
 from numapin.rank.become import FORWARDED
 from numapin.steps.job import RankFiles, marked, start_below, wait_for
 from numapin.steps.record import StepSettings
+from numapin.trace.reading import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,6 +4,5 @@
 
     variants.py  variants and their command lines
     campaign.py  all runs in turn: start, watch, stop, and the time that is left
-    ratio.py     the ratio of two variants, and doubts about it
-    report.py    figures and notes as data, JSON and sentences
+    report.py    figures, ratios and notes as data, JSON and sentences
 """

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from numapin.bench.python import PYTHON, running
+from numapin.base.formats import PYTHON, running
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:

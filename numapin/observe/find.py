@@ -161,7 +161,7 @@ def read_run(folder: Path) -> RunningJob:
     if not run_folder.is_live(str(folder)):
         raise _ended(folder)
 
-    planned = {rank.local_rank: rank for rank in plan.ranks}
+    planned = {rank.local_rank for rank in plan.ranks}
     for path, record in records.items():
         if record.local_rank not in planned:
             raise MachineError(f"{path}: the plan has no rank {record.local_rank}", "start the job again")
@@ -169,16 +169,9 @@ def read_run(folder: Path) -> RunningJob:
     # Below `exec --children` several processes may use the GPU of a rank: the newest one that is running counts.
     in_order = sorted(records.items(), key=lambda each: (each[0] in running, each[1].restart, each[1].start or 0))
     latest = {record.local_rank: (path, record) for path, record in in_order}
-    for number, (_, record) in latest.items():
-        if len(record.gpus) > 1:  # a process with several GPUs may use the CPUs and the nodes of all
-            own = planned[number]
-            used = [each for each in plan.ranks if each.gpu is not None and f"GPU {each.gpu.index}" in record.gpus]
-            cpus = own.cpus.union(*(each.cpus for each in used))
-            nodes = own.nodes.union(*(each.nodes for each in used))
-            planned[number] = replace(own, cpus=cpus, nodes=nodes)
     return RunningJob(
         name=folder.name,
-        plan=replace(plan, ranks=tuple(planned[rank.local_rank] for rank in plan.ranks)),
+        plan=plan,
         pids={number: record.pid for number, (_, record) in latest.items()},
         applied={number: record.applied for number, (_, record) in latest.items()},
         gone=frozenset(number for number, (path, _) in latest.items() if path not in running),
@@ -275,13 +268,12 @@ class _Record:
     start: int | None  # None: there was no /proc
     host: str | None
     applied: Mapping[str, object]
-    gpus: Texts
 
     @classmethod
     def read(cls, path: str, text: str) -> _Record:
         """Read the JSON form. Raises MachineFileError that names the file."""
         hint = "numapin run writes it; start the job again"
-        return read_record(cls, text, source=path, hint=hint, schema="numapin.observed/1", gpus=[])
+        return read_record(cls, text, source=path, hint=hint, schema="numapin.observed/1")
 
     def is_running(self) -> bool:
         """Return whether this very process is running on this host: several hosts may share a run directory."""

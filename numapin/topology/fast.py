@@ -53,30 +53,19 @@ def fast_cores(topology: Topology) -> tuple[list[FastCores], list[str]]:
             cores_of[core.node].append(core)
 
     for node, cores in sorted(cores_of.items()):
-        ratings: dict[str, list[int]] = {}  # those that can be used, with a value for each core
-        for name, values_of in by_cpu.items():
+        for name, values_of in by_cpu.items():  # the first one that tells cores apart counts
             values, problem = _values(cores, values_of)
             if problem:
-                notes.append(f"node {node}: {name} {problem}, so it is ignored; {_look_at(name)}")
-            elif values:
-                ratings[name] = values
-        differing = [name for name, values in ratings.items() if max(values) > _LEAST_GAIN * min(values)]
-        if not differing:
-            continue
-        if len(ratings) == 2:
-            # They contradict each other if a core is faster than another by the one and slower by the other.
-            capacities = [capacity for _, capacity in sorted(zip(ratings[PERF], ratings[CAPACITY], strict=True))]
-            if capacities != sorted(capacities):
-                which = f"{PERF} and {CAPACITY} disagree on which cores are faster, so none is preferred"
-                notes.append(f"node {node}: {which}; {_look_at(PERF, CAPACITY)}")
-                continue
-        # The fast cores are those in the upper half of the range.
-        values = ratings[differing[0]]
-        middle = (min(values) + max(values)) / 2
-        fast, slow = ([value for value in values if (value > middle) == is_fast] for is_fast in (True, False))
-        cpus = (core.cpus for core, value in zip(cores, values, strict=True) if value > middle)
-        rating = f"{differing[0]} {_range(fast)}, others {_range(slow)}"
-        found.append(FastCores(node=node, cpus=CpuSet().union(*cpus), rating=rating))
+                see = f"see: grep . /sys/devices/system/cpu/cpu*/{FILES[name]}"
+                notes.append(f"node {node}: {name} {problem}, so it is ignored; {see}")
+            if values and max(values) > _LEAST_GAIN * min(values):
+                # The fast cores are those in the upper half of the range.
+                middle = (min(values) + max(values)) / 2
+                fast, slow = ([value for value in values if (value > middle) == is_fast] for is_fast in (True, False))
+                cpus = (core.cpus for core, value in zip(cores, values, strict=True) if value > middle)
+                rating = f"{name} {_range(fast)}, others {_range(slow)}"
+                found.append(FastCores(node=node, cpus=CpuSet().union(*cpus), rating=rating))
+                break
     return found, notes
 
 
@@ -95,7 +84,3 @@ def _values(cores: Sequence[Core], by_cpu: Mapping[int, int | None]) -> tuple[li
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low}-{high}"
-
-
-def _look_at(*names: str) -> str:
-    return f"see: grep . {' '.join(f'/sys/devices/system/cpu/cpu*/{FILES[name]}' for name in names)}"

@@ -160,12 +160,6 @@ def _find_uuid(entry: str, kind: str, gpus: Sequence[Gpu]) -> _VisibleDevice | s
         exact = dict(known).get(entry)
         if exact is not None:
             return exact
-        if entry.startswith(f"{MIG_PREFIX}{GPU_PREFIX}"):
-            # Its name before R470: <UUID of the GPU>/<GPU instance>/<compute instance>. Later drivers do not list the
-            # instances by these numbers, so only the GPU can be checked.
-            kind = GPU_PREFIX
-            entry, _, numbers = entry.removeprefix(MIG_PREFIX).partition("/")
-            known = [(gpu.uuid, _VisibleDevice(gpu, f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.mig]
     if not entry.startswith(kind):
         if entry.lstrip().startswith(kind):
             return f"CUDA does not skip the blank in {entry!r}"

@@ -9,24 +9,91 @@ CPU, waiting comes first, because operators inside the wait make the batch; "com
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
-
-from numapin.trace.intervals import Intervals, Lengths, common, length, union, without
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numapin.trace.noted import LoaderUse
-    from numapin.trace.records import Copy, Kernel, Span, Trace
+    from numapin.trace.records import Copy, Kernel, LoaderUse, Span, Trace
 
 COMMUNICATION: Final = "communication"
 PARTS: Final = ("compute", COMMUNICATION, "copy", "pin", "epoch", "wait", "other")
-_NEVER: Final = Lengths(())
+
+
+# --- sets of moments, as sorted intervals that do not touch ----------------------------------------------------------
+
+Intervals: TypeAlias = tuple[tuple[float, float], ...]
+
+
+def union(pairs: Iterable[tuple[float, float]], *, gap: float = 0.0) -> Intervals:
+    """Return the moments in any of the pairs; merge intervals at most `gap` apart. Empty pairs are skipped."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(pair for pair in pairs if pair[0] < pair[1]):
+        if merged and start <= merged[-1][1] + gap:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+def common(one: Intervals, other: Intervals) -> Intervals:
+    """Return the moments in both."""
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            found.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def without(one: Intervals, other: Intervals) -> Intervals:
+    """Return the moments in the first that are not in the second."""
+    gaps = zip(((float("-inf"),) * 2, *other), (*other, (float("inf"),) * 2), strict=True)
+    return common(one, tuple((before[1], after[0]) for before, after in gaps))
+
+
+def length(intervals: Intervals) -> float:
+    """Return the total length."""
+    return sum(end - start for start, end in intervals)
+
+
+class Lengths:
+    """The total length of intervals within any range of time, by binary search and sums that are made once."""
+
+    __slots__ = ("_ends", "_starts", "_sums")
+
+    def __init__(self, intervals: Intervals) -> None:
+        self._starts = [start for start, _ in intervals]
+        self._ends = [end for _, end in intervals]
+        self._sums = list(accumulate((end - start for start, end in intervals), initial=0.0))  # of the first 0, 1, …
+
+    def between(self, start: float, end: float) -> float:
+        """Return the length from `start` to `end`; above 0 exactly if an interval overlaps this range."""
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end) - 1
+        if start >= end or first > last:
+            return 0.0
+        if first == last:
+            return min(self._ends[last], end) - max(self._starts[first], start)
+        head = self._ends[first] - max(self._starts[first], start)
+        tail = min(self._ends[last], end) - self._starts[last]
+        return head + (self._sums[last] - self._sums[first + 1]) + tail
+
+    def within(self, ranges: Intervals) -> float:
+        """Return the length within all of these ranges."""
+        return sum(self.between(*pair) for pair in ranges)
+
+
+# --- one rank --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +137,7 @@ class Analysis:
     """The use of one rank's step time. `waited_us` is all of the loop's waiting, including what compute hid.
 
     `waited_within_us` is the part of it that is not at the border of an epoch.
-    `other` are the moments of the part of that name. `updating` are those of them in which the optimizer ran on the CPU
-    of a script that uses a GPU.
+    `other` are the moments of the part of that name.
     """
 
     trace: Trace
@@ -83,13 +149,7 @@ class Analysis:
     waited_within_us: float
     groups: tuple[Group, ...]
     other: Intervals
-    updating: Intervals
     epoch_starts: tuple[EpochStart, ...]
-
-    @property
-    def updating_us(self) -> float:
-        """The time of all steps in which the optimizer ran on the CPU while the GPU was idle."""
-        return length(self.updating)
 
     @property
     def num_epochs(self) -> int:
@@ -160,8 +220,6 @@ def analyze(trace: Trace) -> Analysis:
 
     inside = [wait for wait in trace.waits if in_window.between(*wait.pair)]
     waited = common(_moments(inside), window)
-    on_cpu = trace.noted.updates_on_cpu
-    is_updated_on_cpu = trace.on_gpu and (not trace.updates_launch if on_cpu is None else on_cpu)
     return Analysis(
         trace=trace,
         step_us=length(window) / len(trace.steps),
@@ -172,7 +230,6 @@ def analyze(trace: Trace) -> Analysis:
         waited_within_us=length(without(waited, borders)),
         groups=_groups(trace, in_window),
         other=other,
-        updating=common(_moments(trace.updates), other) if is_updated_on_cpu else (),
         epoch_starts=tuple(starts),
     )
 
@@ -198,11 +255,12 @@ def _groups(trace: Trace, in_window: Lengths) -> tuple[Group, ...]:
         by_device[kernel.device].append(kernel)
     busy = {device: Lengths(_moments(own)) for device, own in by_device.items()}
     streams = {(kernel.device, kernel.row) for kernel in trace.kernels}
+    never = Lengths(())
     groups = []
     for (direction, source, target, operator, shapes), copies in alike.items():
         overlapped_us = exposed_us = 0.0
         for copy in copies:
-            kernels, occupied = busy.get(copy.device, _NEVER), union(copy.occupied)
+            kernels, occupied = busy.get(copy.device, never), union(copy.occupied)
             overlapped_us += kernels.between(*copy.pair)
             exposed_us += length(occupied) - kernels.within(occupied)
         sizes = [copy.num_bytes for copy in copies if copy.num_bytes is not None]

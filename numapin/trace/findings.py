@@ -16,22 +16,19 @@ from statistics import median, mode
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.text import counted
-from numapin.trace.analysis import COMMUNICATION, PARTS
-from numapin.trace.intervals import Lengths, common, length, union, without
+from numapin.trace.analysis import COMMUNICATION, PARTS, common, length, union, without
 from numapin.trace.records import DEVICE_TO_HOST, HOST_TO_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numapin.trace.analysis import Analysis, Group
-    from numapin.trace.intervals import Intervals
-    from numapin.trace.noted import ScriptNotes
+    from numapin.trace.analysis import Analysis, Group, Intervals
+    from numapin.trace.records import ScriptNotes
 
 # Shares of the step time from which on something is reported.
 FLOOR: Final = 0.01
 WAITING: Final = 0.05
 _COMMUNICATING: Final = 0.1
-_UPDATING: Final = 0.05
 _IDLE: Final = 0.2  # launching small kernels leaves gaps in any program
 _UNEVEN: Final = 0.05
 _LATE: Final = 0.05
@@ -347,25 +344,11 @@ def without_waiting(found: Sequence[TraceFinding], *, is_slowest: bool) -> list[
 
 
 def _host(analysis: Analysis, uneven: Uneven | None) -> Iterator[TraceFinding]:
-    """Yield an optimizer that steps on the CPU, and other time in which nothing was loaded, copied or computed."""
-    window_us, noted = analysis.window_us, analysis.trace.noted
+    """Yield the time in which nothing was loaded, copied or computed."""
+    window_us = analysis.window_us
     if not window_us:
         return
-    if analysis.updating_us / window_us >= _UPDATING:
-        num_threads, num_cpus = noted.origin.num_threads, noted.origin.num_cpus
-        threads = f" with {counted(num_threads, 'thread')}" if num_threads else ""
-        cpus = f" on {noted.place}" if noted.place else ""
-        has_few_threads = num_threads and num_cpus and num_threads < num_cpus / 2
-        more = f"set OMP_NUM_THREADS={(num_cpus or 0) // 2}; " if has_few_threads else ""
-        yield TraceFinding(
-            what="optimizer on the CPU",
-            costs=analysis.updating_us / window_us,
-            evidence=f"{noted.optimizer or 'the optimizer'} steps{threads}{cpus} for "
-            f"{_ms_per_step(analysis, analysis.updating_us)} per step, and the GPU is idle meanwhile",
-            remedy=f"{more}keep parameters and optimizer state on the GPU if they fit (no CPU offload); else use "
-            "fused=True, and give each rank more cores of its own: numapin run --bind exclusive",
-        )
-    idle_us = max(analysis.parts_us["other"] - analysis.updating_us, 0.0)
+    idle_us = analysis.parts_us["other"]
     explained = uneven.slow if uneven is not None and uneven.part == "other" else ()
     usual = union(step.pair for i, step in enumerate(analysis.trace.steps) if i not in explained)
     place = place_within(analysis, usual)
@@ -439,7 +422,7 @@ def place_within(analysis: Analysis, window: Intervals) -> CodePlace | None:
 class Uneven:
     """The slow steps, the part that takes most of their extra time, and that time, in all of them together.
 
-    `totals_us` are the steps' times without what has findings of its own: epochs, waiting, an optimizer on the CPU.
+    `totals_us` are the steps' times without what has findings of its own: epochs and waiting.
     """
 
     slow: tuple[int, ...]
@@ -457,11 +440,7 @@ def uneven_steps(analysis: Analysis) -> Uneven | None:
     """Return the slow steps; None if they cost little."""
     if len(analysis.steps_us) < _FEWEST_STEPS or not analysis.window_us:
         return None
-    updating = Lengths(analysis.updating)
-    steps = [
-        {part: step[part] - (updating.between(*span.pair) if part == "other" else 0.0) for part in _UNEVEN_REMEDIES}
-        for step, span in zip(analysis.steps_us, analysis.trace.steps, strict=True)
-    ]
+    steps = [{part: step[part] for part in _UNEVEN_REMEDIES} for step in analysis.steps_us]
     totals = tuple(sum(step.values()) for step in steps)
     least = max(_SLOW_STEP * median(totals), median(totals) + _NOTICED * analysis.window_us)
     slow = tuple(i for i, total in enumerate(totals) if total > least)

@@ -27,7 +27,7 @@ from numapin.steps import recorder
 from numapin.steps.meter import find_place
 from numapin.steps.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.system import calls, proc
-from numapin.trace.notes import Notes
+from numapin.trace.script import Notes
 from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:

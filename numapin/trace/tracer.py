@@ -6,15 +6,19 @@ batch, so that inference is traced too.
 
 from __future__ import annotations
 
+import _thread
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
 import warnings
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
@@ -26,12 +30,11 @@ from numapin.base.text import counted
 from numapin.steps.meter import FollowedOptimizer, Place, wait_for_gpu
 from numapin.steps.record import SCHEMA, Phase, RankSteps, StepUnit
 from numapin.steps.recorder import StepListener
-from numapin.trace.notes import CpuUse, Notes
-from numapin.trace.overdue import Pace, PeriodicCall
-from numapin.trace.sampling import StackSampler
+from numapin.trace.script import CpuUse, Notes, StackSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     from torch.autograd.profiler import record_function
     from torch.profiler import profile
@@ -40,8 +43,115 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES: Final = 8192  # has the end of the events, and the trace's name, which is a path
 _LONGEST_REASON: Final = 500  # characters; keeps a record within the disk block of its first version
+_RECENT: Final = 16
+_SLOW: Final = 10
+_SHORTEST_LIMIT_S: Final = 2.0  # a loop of small operators makes 250 MB of records per second
+_FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps compile and allocate
+_LONGEST_PAUSE_S: Final = 300.0  # then the loader hangs
+_NAMED_S: Final = 0.5
+_CHECK_EVERY_S: Final = 0.5
 
 _Shown: TypeAlias = tuple[int, str, int, int]  # process, row, start and end in ns since 1970
+
+
+# --- an overdue step -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Pace:
+    """The end of the last step, and the time between recent ones.
+
+    Time in a loader with workers does not make a step overdue: it is what the trace is to show, and only the workers
+    are busy then, which are not recorded. `paused_s` is when the loop entered it; `in_loader_s` sums up earlier times.
+    """
+
+    last_s: float | None = None
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    paused_s: float | None = None
+    in_loader_s: float = 0.0
+    num_entered: int = 0
+
+    def stepped(self, now_s: float) -> None:
+        """Note that a step has ended."""
+        if self.last_s is not None:
+            self.recent_s.append(now_s - self.last_s)
+        self.last_s, self.in_loader_s = now_s, 0.0
+
+    def enter_loader(self, now_s: float) -> None:
+        """Do not count the time from now on, in which the loop waits for a loader with workers."""
+        self.num_entered += 1  # one loader's batches may be made from another's
+        if self.num_entered == 1:
+            self.paused_s = now_s
+
+    def leave_loader(self, now_s: float) -> None:
+        """Count the time again."""
+        if self.num_entered:
+            self.num_entered -= 1
+        if not self.num_entered and self.paused_s is not None:
+            self.in_loader_s += now_s - self.paused_s
+            self.paused_s = None
+
+    def _not_counted_s(self, now_s: float) -> float:
+        now = 0.0 if self.paused_s is None else now_s - self.paused_s
+        return min(self.in_loader_s + now, _LONGEST_PAUSE_S)
+
+    @property
+    def limit_s(self) -> float:
+        """The time that the next step may take."""
+        return max(_SLOW * median(self.recent_s), _SHORTEST_LIMIT_S) if self.recent_s else _FIRST_LIMIT_S
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Return whether the next step takes longer than that limit, besides the time in loaders."""
+        return self.last_s is not None and now_s - self.last_s - self._not_counted_s(now_s) > self.limit_s
+
+    def overdue_reason(self, step_unit: str, now_s: float) -> str:
+        """Return why the trace ends, with the time in loaders if there was any."""
+        in_loader_s = self._not_counted_s(now_s)
+        besides = f", besides {in_loader_s:.0f} s in DataLoaders" if in_loader_s >= _NAMED_S else ""
+        return f"no {step_unit} for {self.limit_s:.0f} s{besides}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicCall:
+    """Periodic calls of a function in the main thread, until `stop`, while the script's own code runs there.
+
+    The profiler can be stopped only in the thread that it records, and that thread may never call us again.
+    `interrupt_main` runs Python's handler of a signal there without sending the signal, so no system call is
+    interrupted. SIGURG is ignored by default.
+    """
+
+    handler: Callable[[int, FrameType | None], None]
+    stopped: threading.Event
+
+    @classmethod
+    def start(cls, function: Callable[[], None]) -> PeriodicCall | None:
+        """Begin; return None outside the main thread, or if the script uses the signal itself."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGURG):
+            return None
+
+        def handler(_signal: int, _frame: FrameType | None) -> None:
+            function()
+
+        signal.signal(signal.SIGURG, handler)
+        watch = cls(handler=handler, stopped=threading.Event())
+        threading.Thread(target=watch._run, daemon=True, name="numapin trace").start()
+        return watch
+
+    def _run(self) -> None:
+        while not self.stopped.wait(_CHECK_EVERY_S):
+            if signal.getsignal(signal.SIGURG) is not self.handler:
+                return
+            _thread.interrupt_main(signal.SIGURG)
+
+    def stop(self) -> None:
+        """End the calls. Outside the main thread the handler stays, but is no longer called."""
+        self.stopped.set()
+        is_ours = signal.getsignal(signal.SIGURG) is self.handler
+        if is_ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGURG, signal.SIG_DFL)
+
+
+# --- the tracer ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -92,7 +202,6 @@ class Tracer(StepListener):
             self.end_if_overdue()
             return
         self.num_optimizer_steps += 1
-        self.notes.stepped(optimizer)
         if self.step is None:
             self.step_unit = StepUnit.OPTIMIZER_STEP
         if self.step_unit is StepUnit.OPTIMIZER_STEP:
@@ -179,8 +288,6 @@ class Tracer(StepListener):
 
     def finish(self, reason: str) -> None:
         """Write the trace, if it has a complete step, and the record."""
-        import torch
-
         num_steps = max(self.begun - bool(reason), 0)  # an early end cuts the last one short
         own = {
             "rank": self.place.rank,
@@ -189,7 +296,7 @@ class Tracer(StepListener):
             "num_steps": num_steps,
         }
         loads = self._loads()
-        noted = self.notes.to_json(num_threads=torch.get_num_threads(), cpu_use=self.cpu_use)
+        noted = self.notes.to_json(cpu_use=self.cpu_use)
         samples = self.sampler.stop() if self.sampler else {}
         metadata = own | {"pins": self.pins, "loads": loads, "noted": noted | samples}
         with warnings.catch_warnings(action="ignore"):
@@ -284,6 +391,9 @@ class Tracer(StepListener):
                     words = [line.split() for line in file]  # some of which may be cut off
                 rows += [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) == 3]
         return rows
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def _write(path: Path, text: str) -> None:

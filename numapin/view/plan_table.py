@@ -11,8 +11,6 @@ from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.formats import quote
-from numapin.plan.nics import nic_variables
 from numapin.view.machine import known, own_nic_name, policy, rank_names, short_pci, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
@@ -24,7 +22,7 @@ _CPUS: Final = _HEADINGS.index("CPUs")
 _LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
@@ -139,29 +137,6 @@ def other_warnings(plan: Plan) -> list[str]:
         for text in plan.warnings
         if not (text.startswith("rank") and known.issuperset(text.partition(": ")[2].split("; ")))
     ]
-
-
-def environment_lines(plan: Plan, shown: Mapping[str, str]) -> list[str]:
-    """Return one line per rank that a shell can evaluate, for wrappers that bind by other means.
-
-    `shown` has the variables that show the ranks the GPUs of --gpus.
-    """
-    lines: list[str] = []
-    for rank in plan.ranks:
-        memory, nodes = rank.kernel_policy
-        variables = {
-            "LOCAL_RANK": str(rank.local_rank),
-            "NUMAPIN_GPU": (rank.gpu.uuid or str(rank.gpu.index)) if rank.gpu else "",
-            "NUMAPIN_CPUS": str(rank.cpus),
-            "NUMAPIN_MEMORY": memory.value,
-            "NUMAPIN_NODES": str(nodes),
-            "NUMAPIN_NICS": ",".join(rank.nics or ()),
-            "OMP_NUM_THREADS": str(rank.num_threads),
-            **nic_variables(rank),
-            **shown,
-        }
-        lines.append(" ".join(f"{name}={quote(value)}" for name, value in variables.items()))
-    return lines
 
 
 def gpu_cell(gpu: GpuRef | None) -> str:

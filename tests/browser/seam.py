@@ -2,5 +2,4 @@
 
 from __future__ import annotations
 
-from numapin.view.page import page
-from numapin.view.picture import COLORS
+from numapin.view.picture import COLORS, svg

@@ -23,5 +23,4 @@ from numapin.trace.report import make_report
 from numapin.view.openmetrics import openmetrics
 
 if TYPE_CHECKING:
-    from numapin.compare.ratio import StepRatio
-    from numapin.compare.report import VariantResult
+    from numapin.compare.report import StepRatio, VariantResult

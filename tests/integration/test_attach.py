@@ -123,16 +123,6 @@ class TestBind:
             wide = call(*bound, "--pid", pid, "--widen", "--strict")
             assert (wide.status, worker.cpus(), wide.err) == (0, {ALL}, "")
 
-    def test_without_children(self) -> None:
-        """With --no-children only the process itself is bound; --widen binds narrower threads, too."""
-        with _worker(**RANK) as worker:
-            done = _attach("--pid", str(worker.pid), *EXCLUSIVE, "--no-children")
-            assert done.status == 0, done.err
-            assert {frozenset(cpus) for cpus in thread_cpus(worker.pid)} == {SECOND}
-            assert {frozenset(cpus) for cpus in thread_cpus(worker.children[0])} == {ALL}
-            wide = _attach("--pid", str(worker.pid), "--widen")
-            assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
-
     def test_launcher(self) -> None:
         """The process id of a launcher stands for the ranks below it; the whole command does not import torch."""
         code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}], env={{'LOCAL_RANK': '1'}})"
@@ -245,7 +235,7 @@ class TestWrongInput:
 
     @needs_root
     def test_other_users(self) -> None:
-        """Neither a user nor root changes other users' processes; root can with an option."""
+        """Neither a user nor root changes other users' processes."""
         as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         command = [*as_nobody, sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(**RANK)) as process:
@@ -255,12 +245,10 @@ class TestWrongInput:
             refused = _attach(*line)
             of_root = call(*as_nobody, *NUMAPIN, "attach", "--pid", str(os.getpid()))
             before = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
-            asked = _attach(*line, "--other-users")
             after = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
             process.kill()
         assert (refused.status, of_root.status, before) == (3, 3, {ALL})
         assert f"process {process.pid} belongs to another user (uid 65534)" in refused.err
-        assert "--other-users" in refused.err
+        assert "run this as that user" in refused.err
         assert "run this as that user" in of_root.err
-        assert asked.status == 0, asked.err
-        assert after == {SECOND or ALL}
+        assert after == before

@@ -153,28 +153,6 @@ class TestTopo:
         assert {gpu["node_source"] for gpu in gpus} <= {"nvml-memory-affinity", "single-node"}
 
 
-class TestPlan:
-    """The output of `numapin plan`."""
-
-    def test_env_lines_are_shell(self, dgx: str) -> None:
-        """--format env prints lines that a shell can evaluate."""
-        lines = forked("plan", "--machine", dgx, "--format", "env", "--nproc-per-node", "1").out
-        done = call("sh", "-c", f'{lines} ; echo "$NUMAPIN_CPUS/$NUMAPIN_NODES/$LOCAL_RANK"'.replace("\n", " "))
-        assert done.out.strip() == "48-63,176-191/3/0"
-
-    def test_env_lines_show_the_chosen_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """With --gpus on this host, each line has the variable that shows CUDA these GPUs in this order."""
-        recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
-        environment = fake_nvml.environment(tmp_path, recorded)
-        done = forked("plan", "--gpus", "1,0", "--format", "env", cwd=None, **environment)
-        rows = [dict(word.split("=", 1) for word in line.split()) for line in done.out.splitlines()]
-        chosen = [row["NUMAPIN_GPU"] for row in rows]
-        assert len(set(chosen)) == 2
-        assert [row["CUDA_VISIBLE_DEVICES"] for row in rows] == [",".join(chosen)] * 2
-        (*_, last) = forked("plan", "--format", "env", cwd=None, **environment).out.splitlines()
-        assert "CUDA_VISIBLE_DEVICES" not in last
-
-
 def test_a_host_without_gpus(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """`run --gpus 0` names the command that says why there is no GPU, not --nproc-per-node 0."""
     (tmp_path / "t.py").touch()

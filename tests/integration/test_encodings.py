@@ -31,7 +31,6 @@ def command_lines(machine: str, plan: str) -> list[list[str]]:
         ["--format", "matrix"],
         ["--json"],
         ["--format", "svg"],
-        ["--format", "html", "--plan"],
         ["--plan", plan],
         ["--save", f"{machine}.saved"],
     ]
@@ -41,7 +40,6 @@ def command_lines(machine: str, plan: str) -> list[list[str]]:
         ["topo", "--machine", "example:"],
         ["plan", "--machine", machine],
         ["plan", "--machine", machine, "--json", "--cpus-per-rank", "4000"],
-        ["plan", "--machine", machine, "--format", "env"],
         ["topo", "--machine", f"{NAME}.missing"],
         ["plan", "--gpus", NAME],
         [NAME],

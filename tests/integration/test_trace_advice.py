@@ -161,10 +161,9 @@ class TestEpochsAndSteps:
         assert min(saved) > 0
 
     def test_the_notes(self, epochs: tuple[Path, Done]) -> None:
-        """The trace names its optimizer and CPUs; samples are few, and most of them are in the script's own code."""
+        """The trace names its CPUs; samples are few, and most of them are in the script's own code."""
         content = json.loads((epochs[0] / "out" / "rank-0.trace.json").read_text())
         noted = read_trace(content, source="x").noted
-        assert (noted.optimizer, noted.updates_on_cpu) == ("SGD", True)
         assert noted.origin.cpus
         assert 10 < len(noted.samples) < 4000
         assert {sample.own for sample in noted.samples if "(train.py:" not in sample.own} == set()

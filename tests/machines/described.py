@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tests.machines.roots import Machine
 
 _GPU_CLASS = {"nvidia": ("0302", "10de"), "amd": ("1200", "1002"), "intel": ("0380", "8086")}
-_FABRIC = {"nvidia": ("NVLinkBandwidth", 25000), "amd": ("XGMIBandwidth", 100000)}
 
 
 def describe(machine: Machine, kind: str) -> str:
@@ -49,7 +48,7 @@ def _hwloc(machine: Machine) -> str:
     sets = _sets(machine.online, nodes) | {"allowed_cpuset": _hex(allowed_cpus), "allowed_nodeset": _hex(allowed_nodes)}
     others = (_tag("object", **_interface(nic, "1")) for nic in machine.nics if "bus" in nic)
     whole = _tag("object", *inner, *others, type="Machine", os_index=0, **sets)
-    topology = ET.fromstring(_tag("topology", whole, _latencies(machine), _bandwidths(machine), version="2.0"))  # noqa: S314
+    topology = ET.fromstring(_tag("topology", whole, _latencies(machine), version="2.0"))  # noqa: S314
     _complete(topology)
     return ET.tostring(topology, encoding="unicode") + "\n"
 
@@ -175,19 +174,6 @@ def _latencies(machine: Machine) -> str:
 
 def _numbers(tag: str, text: str) -> str:
     return _tag(tag, f"{text} ", length=len(text) + 1)
-
-
-def _bandwidths(machine: Machine) -> str:
-    """Return the matrix of the links between GPUs; hwloc writes a fixed bandwidth for each xGMI path."""
-    num_links = machine.nvlinks or machine.xgmi
-    if not num_links:
-        return ""
-    name, speed = _FABRIC[machine.vendor]
-    each = speed * (num_links if machine.vendor == "nvidia" else 1)
-    gpus = range(len(machine.gpus))
-    values = " ".join(str(1000000 if a == b else each) for a in gpus for b in gpus)
-    parts = _numbers("indexes", " ".join(str(900 + gpu) for gpu in gpus)), _numbers("u64values", values)
-    return _tag("distances2", *parts, type="OSDev", nbobjs=len(gpus), kind=9, name=name, indexing="gp")
 
 
 # --- NCCL ------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
 from numapin.topology.visible import apply_visibility
-from numapin.view.picture import element, lay_out
+from numapin.view.picture import lay_out, svg
 from numapin.view.visible import visible
 
 if TYPE_CHECKING:

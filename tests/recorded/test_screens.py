@@ -43,7 +43,6 @@ LINES = (
     "topo --machine example:dgx-a100 --plan",
     "topo --machine example:dgx-a100 --plan two.json",
     "topo --machine no-nic.json --plan two.json",
-    "plan --machine example:dgx-a100 --format env --nic-env nvshmem,ucx",
     "plan --machine no-nic.json --nic-env ucx",
     "plan --machine no-nic.json --nic-env ucx --json",
     "plan --machine no-nic.json --nic-env ucx --strict",
@@ -53,11 +52,7 @@ LINES = (
     "help topo",
 )
 DESCRIBED = {"1pkg-4node-smt2-8amd": "hwloc", "2pkg-2node-smt2-8gpu-a100": "nccl", "3node-memory-first-2gpu": "hwloc"}
-SHOWN = (
-    *("topo", "topo --format matrix"),
-    *(f"plan --bind {bind}" for bind in BINDS),
-    *("plan --format env", "plan --bind exclusive --format env"),
-)
+SHOWN = ("topo", "topo --format matrix", *(f"plan --bind {bind}" for bind in BINDS))
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +65,7 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screens]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_machine(name: str, screens: Screens) -> None:
-    """A machine's tree, matrix, plans and variables are the recorded ones, and its JSON is the golden one."""
+    """A machine's tree, matrix and plans are the recorded ones, and its JSON is the golden one."""
     golden = _golden(name)
     screens.write("machine.json", json.dumps(golden["topology"]))
     compare(_recorded(screens, "machine.json"), f"machines/{name}.txt")

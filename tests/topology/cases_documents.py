@@ -33,7 +33,7 @@ TO_SWITCH: Final = '<nvlink target="fffffff:ffff:ff" count="{}" tclass="0x068000
 
 
 def tiles() -> str:
-    """Write two GPUs of two tiles with Xe Links, and one without tiles."""
+    """Write two GPUs of two tiles, and one without tiles."""
     devices = [
         card(
             obj("OSDev", info("LevelZeroSubdevices", "2"), name=f"ze{n}", gp_index=50 + 3 * n),
@@ -44,22 +44,7 @@ def tiles() -> str:
         for n in (0, 1)
     ]
     devices.append(card(obj("OSDev", name="ze2", gp_index=60), busid="0000:38:00.0", pci_type="0380 [8086:56c0] 0"))
-    rows = "".join(f"<u64values>{row}</u64values>" for row in ("9 9 8 0", "9 9 0 8", "8 0 9 9", "0 8 9 9"))
-    head = 'type="OSDev" indexing="gp" nbobjs="4" kind="42" name="XeLinkBandwidth"'
-    return two_packages(*devices, after=f"<distances2 {head}><indexes>51 52 54 55</indexes>{rows}</distances2>")
-
-
-def through_a_switch() -> str:
-    """Write two GPUs whose NVLinks end at an NVSwitch, and a processor that does not forward."""
-    devices = [
-        card(interface(f"nvml{n}", 5, info("GPUModel", "NVIDIA H100"), gp_index=70 + n), busid=f"0000:{n + 1}8:00.0")
-        for n in (0, 1)
-    ]
-    rows = "0 0 50000 9", "0 0 50000 9", "50000 50000 0 0", "9 9 0 0"
-    inner = "<indexes>OSDev:70 OSDev:71 PCIDev:5 Package:6</indexes>"
-    inner += "".join(f"<u64values>{row}</u64values>" for row in rows)
-    after = f'<distances2hetero nbobjs="4" kind="25" name="NVLinkBandwidth">{inner}</distances2hetero>'
-    return two_packages(*devices, after=after)
+    return two_packages(*devices)
 
 
 def bridged() -> str:
@@ -187,7 +172,7 @@ HWLOC: Final = {
             pci_type="1200 [1002:74a1] [0:0] 0",
         )
     ),
-    "tiles are devices with their links": tiles(),
+    "tiles are devices": tiles(),
     **{
         f"{text} tiles are not believed": two_packages(
             card(obj("OSDev", info("LevelZeroSubdevices", text), name="ze0"), pci_type=MAX)
@@ -198,7 +183,6 @@ HWLOC: Final = {
         *(card(busid=f"0000:{n}8:00.0", pci_type=MAX) for n in (1, 2))
     ),
     "CPUs without a Core element have unknown siblings": two_packages().replace('type="Core"', 'type="Group"'),
-    "GPUs reach each other through an NVSwitch": through_a_switch(),
     "packages of one number stay apart, with a note": machine(
         package(0, node(0, (0, 1, 4, 5)), cpus=(0, 1, 4, 5), nodes=(0,)),
         package(0, node(1, (2, 3, 6, 7)), cpus=(2, 3, 6, 7), nodes=(1,)),

@@ -157,7 +157,7 @@ CASES: Final = {
     # --- ratings
     "cores above the middle of the range are fast (highest_perf)": Case(files=ratings(PERF, "255", "200")),
     "cores above the middle of the range are fast (cpu_capacity)": Case(files=ratings("cpu_capacity", "1024", "718")),
-    "a rating that does not differ is no contradiction": Case(
+    "the first rating decides if the second does not differ": Case(
         files=ratings(PERF, "255", "200") | ratings("cpu_capacity", "1024", "1024")
     ),
     "the second rating decides if the first does not differ": Case(
@@ -165,7 +165,7 @@ CASES: Final = {
     ),
     "cores that differ by 5 percent are alike": Case(files=ratings(PERF, "105", "100")),
     "a rating of 0 says nothing": Case(files=ratings(PERF, "0", "0")),
-    "ratings that contradict each other leave no core fast, with a note": Case(
+    "the first rating decides if the second contradicts it": Case(
         files=ratings(PERF, "255", "200") | ratings("cpu_capacity", "512", "1024")
     ),
     "a rating that differs between the threads of a core is ignored, with a note": Case(

@@ -106,7 +106,6 @@ CASES: Final = {
         gpus(mig="12"),
         *(None, instance(2, "b"), instance(2, "b")[:7], f"{instance(2)},{instance(1)}"),
         *(f"{instance(1)},{instance(1, 'b')}", f"{instance(1)},{instance(1)}", "GPU-d,GPU-a", "3,0", "MIG-ffffffff"),
-        *(f"MIG-{UUIDS[1]}/1/0", f"MIG-{UUIDS[0]}/1/0"),
     ),
     "old names of instances that the driver lists are exact": Case(
         nvml=[{"uuid": UUIDS[0], "pci": "0000:01:00.0", "name": "x", "mig": [f"MIG-{UUIDS[0]}/{n}/0" for n in (1, 2)]}],

@@ -60,7 +60,7 @@ def test_every_process_is_where_its_gpu_is(two_nodes_again: VmResult) -> None:
 
     Workers of multiprocessing are bound at set_device with all their threads, those of an engine too, whose thread sets
     the device; what they start follows them. One visible GPU or a local rank binds before torch is imported. A plan of
-    the process itself may leave the node, and a second GPU widens. What never takes a GPU keeps its CPUs.
+    the process itself may leave the node, and a second GPU changes nothing. What never takes a GPU keeps its CPUs.
     """
     seen = {}
     for name in (*BOUND, *UNBOUND):

@@ -10,10 +10,10 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
-from itertools import chain, combinations, filterfalse, islice, product
+from itertools import filterfalse, islice, product
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_LINKS, MAX_NICS, MAX_NODES
+from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import GPU_PREFIX, listed
 from numapin.topology.address import pci_address
@@ -22,7 +22,6 @@ from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (
     VGA,
     CpuReading,
-    FabricLink,
     NodeReading,
     PciReading,
     Readings,
@@ -52,21 +51,12 @@ _BRIDGE_PCI: Final = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]"
 _ACTIVE: Final = "4"  # IB_PORT_ACTIVE
 _INFINIBAND_OCTETS: Final = 20  # of the address of an IP-over-InfiniBand interface
 
-_WORDS: Final = {"NVLinkBandwidth": "NV", "XGMIBandwidth": "XGMI", "XeLinkBandwidth": "XELINK"}
-"""Matrix of bandwidths -> the word for a link in it."""
-_NVLINK_SPEEDS: Final = (
-    (re.compile(r"\bP100\b"), 20_000),
-    (re.compile(r"\b(?:V100|GV100|A100|A800|A30|A40|H100|H200|H800|H20|GH200)\b"), 25_000),
-    (re.compile(r"\bG?B[123]00\b"), 50_000),
-)
-"""Models, and the bandwidth of one NVLink in MB/s a direction, as hwloc adds them up."""
-_REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9]{1,20}:)?([0-9]{1,18})")
-
 
 def read_hwloc(root: Element) -> Readings:
     """Read hwloc XML. Raises MachineFileError that names the file, the line and the element.
 
-    It has neither free memory nor PCI Express generations (`pci_link_speed` is a bandwidth).
+    Not read are free memory and PCI Express generations, which it lacks, and matrices of bandwidths: planning uses no
+    links between GPUs.
     """
     version_text = root.word("version")
     match = _VERSION.fullmatch(version_text)
@@ -100,7 +90,7 @@ def read_hwloc(root: Element) -> Readings:
 
     with_cpus = CpuSet(node.id for node in nodes if node.cpus)
     # One more than `build` accepts is read, so that it refuses the file.
-    devices = list(islice(_read_pci(objects["PCIDev"], with_cpus, version), MAX_DEVICES + 1))
+    devices = tuple(islice(_read_pci(objects["PCIDev"], with_cpus, version), MAX_DEVICES + 1))
     other_nics = (
         replace(nic, node=_home(above, with_cpus)[1])
         for device, above in objects["OSDev"]
@@ -108,12 +98,6 @@ def read_hwloc(root: Element) -> Readings:
         for nic in _interfaces([device], NicKind.ETHERNET, version)
     )
     nics = tuple(islice(other_nics, MAX_NICS + 1))
-    # The GPUs in matrices of bandwidths, by hwloc's number for the device of the vendor's library.
-    matrices = [matrix for matrix in root.named("distances2", "distances2hetero") if matrix.text("name") in _WORDS]
-    numbers = ((library.number("gp_index"), gpu) for gpu, library in devices if matrices and library)
-    gpus = {number: gpu for number, gpu in numbers if number is not None}
-    indexes = {index for matrix in matrices for index in _numbers(matrix, "indexes", _REFERENCE)}
-    linked = {gpus[index].part for index in indexes & gpus.keys()}
     return Readings(
         host=_info(machine, "HostName") or _info(root, "HostName"),
         source=root.source,
@@ -121,9 +105,8 @@ def read_hwloc(root: Element) -> Readings:
         nodes=nodes,
         allowed_cpus=allowed_cpus,
         allowed_nodes=allowed_nodes,
-        pci=tuple(replace(device, reports_fabric=device.part in linked) for device, _ in devices),
+        pci=devices,
         nics=nics,
-        fabric=tuple(islice(chain.from_iterable(_fabric(matrix, gpus) for matrix in matrices), MAX_LINKS)),
         gpu_memory_nodes=CpuSet(
             node.id("os_index") for node, _ in objects["NUMANode"] if node.word("subtype").endswith("GPUMemory")
         ),
@@ -218,7 +201,7 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
         return {}
     # The kernel's own matrix is named NUMALatency; others were added by a user.
     matrix = min(latencies, key=lambda matrix: matrix.text("name") != "NUMALatency")
-    nodes = _numbers(matrix, "indexes", _NUMBER)
+    nodes = _numbers(matrix, "indexes")
     rows = _square(matrix, len(nodes))
     return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, rows, strict=True)}
 
@@ -226,10 +209,8 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
 # --- GPUs and NICs ---------------------------------------------------------------------------------------------------
 
 
-def _read_pci(
-    objects: Iterable[Placed], with_cpus: CpuSet, version: int
-) -> Iterator[tuple[PciReading, Element | None]]:
-    """Yield the GPUs and NICs on PCI; a GPU, partition or tile with the element of its library's device, if it has one.
+def _read_pci(objects: Iterable[Placed], with_cpus: CpuSet, version: int) -> Iterator[PciReading]:
+    """Yield the GPUs, their partitions or tiles, and the NICs on PCI.
 
     Raises MachineFileError if devices are inside each other too often.
     """
@@ -260,9 +241,9 @@ def _read_pci(
             may_compute = any(each.word("name").startswith(("renderD", "opencl")) for each in below)
             interfaces = tuple(_interfaces(below, nic_kind(device_class), version))
             if (may_compute or not whole.may_be_board_vga) and is_gpu(whole.vendor, device_class, address):
-                found = [(whole.with_tiles_unread(), None)]
+                found = [whole.with_tiles_unread()]
             elif interfaces:
-                found = [(PciReading(address=address, interfaces=interfaces), None)]
+                found = [PciReading(address=address, interfaces=interfaces)]
             else:
                 continue
 
@@ -277,17 +258,16 @@ def _read_pci(
         host_bridges = (bridge for bridge in bridges if bridge.word("bridge_type").startswith("0-"))
         buses = filter(None, (_BRIDGE_PCI.fullmatch(bridge.word("bridge_pci")) for bridge in host_bridges))
         host_bridge = next((f"pci{bus[1]}:{bus[2]}" for bus in buses), None)
-        for reading, library in found:
-            yield replace(reading, evidence=evidence, parents=parents, host_bridge=host_bridge), library
+        for reading in found:
+            yield replace(reading, evidence=evidence, parents=parents, host_bridge=host_bridge)
 
 
-def _read_library_devices(whole: PciReading, below: list[Element]) -> list[tuple[PciReading, Element | None]]:
+def _read_library_devices(whole: PciReading, below: list[Element]) -> list[PciReading]:
     """Return the devices by which a vendor's library knows a GPU: itself, its partitions or its tiles.
 
-    Level Zero shows each tile as a device if there are several. Each comes with its element, if the file has it.
+    Level Zero shows each tile as a device if there are several.
     """
-    by_name = {element.word("name"): element for element in below}
-    found: list[tuple[PciReading, Element | None]] = []
+    found: list[PciReading] = []
     for library, support in product(below, map(support_of, VENDORS)):
         name = library.word("name")
         match = support.hwloc_name and support.hwloc_name.fullmatch(name)
@@ -301,15 +281,15 @@ def _read_library_devices(whole: PciReading, below: list[Element]) -> list[tuple
         )
         tiles = re.fullmatch(r"[2-9]", _info(library, "LevelZeroSubdevices") or "")
         if tiles is not None:
-            found += [(reading, by_name.get(f"{name}.{tile}")) for tile in range(int(tiles[0]))]
+            found += [reading] * int(tiles[0])
             continue
         uuid = _info(library, support.hwloc_uuid)
         if uuid is not None and support.vendor is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX):
             uuid = f"{GPU_PREFIX}{uuid}"  # hwloc writes AMD's without the prefix that ROCr gives it
-        found.append((replace(reading, uuid=uuid), library))
+        found.append(replace(reading, uuid=uuid))
     if len(found) == 1:
         return found
-    return [(replace(reading, partition=number), element) for number, (reading, element) in enumerate(found)]
+    return [replace(reading, partition=number) for number, reading in enumerate(found)]
 
 
 def _home(above: tuple[Element, ...], with_cpus: CpuSet) -> tuple[Element, int | None]:
@@ -338,29 +318,6 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
         yield Nic(name=name, kind=kind, interface=interface, is_up=state == _ACTIVE if state else None)
 
 
-# --- links of GPUs that are not PCI ----------------------------------------------------------------------------------
-
-
-def _fabric(matrix: Element, gpus: Mapping[int, PciReading]) -> Iterator[FabricLink]:
-    """Yield the links between GPUs in a matrix of bandwidths, each once; GPUs of one switch are linked through it."""
-    indexes = _numbers(matrix, "indexes", _REFERENCE)
-    ends = {row: gpus[index] for row, index in enumerate(indexes) if index in gpus}
-    rows = _square(matrix, len(indexes))
-    # PCI devices are switches. Processors (POWER) have links as well, but do not forward.
-    switches = {row for row, word in enumerate(_words_in(matrix, "indexes")) if word.startswith("PCIDev:")}
-    to_switch = {gpu: sum(rows[gpu][switch] for switch in switches - ends.keys()) for gpu in ends}
-    word = _WORDS[matrix.word("name")]
-    for a, b in combinations(ends, 2):
-        speed = rows[a][b] or min(to_switch[a], to_switch[b])
-        is_one_gpu = ends[a].address == ends[b].address  # hwloc gives its tiles a made-up bandwidth
-        if speed and not is_one_gpu:
-            # The number of NVLinks is known if the bandwidth of one is known for the GPU's model.
-            of_model = (one for models, one in _NVLINK_SPEEDS if word == "NV" and models.search(ends[a].name or ""))
-            one = next(of_model, 0)
-            number = speed // one if one and speed % one == 0 else ""
-            yield FabricLink(ends[a].part, ends[b].part, f"{word}{number}")
-
-
 # --- objects and matrices --------------------------------------------------------------------------------------------
 
 
@@ -379,23 +336,18 @@ def _square(matrix: Element, size: int) -> list[list[int]]:
     """Return the rows of a matrix. Raises MachineFileError if it is not square or too large."""
     if size > MAX_NODES:
         raise matrix.error(f"distances of {size} objects; at most {MAX_NODES} are accepted")
-    values = _numbers(matrix, "u64values", _NUMBER)
+    values = _numbers(matrix, "u64values")
     if len(values) != size * size:
         raise matrix.error(f"{len(values)} values for {size} objects, expected {size * size}")
     return [values[start : start + size] for start in range(0, len(values), size or 1)]
 
 
-def _words_in(matrix: Element, tag: str) -> Iterator[str]:
-    """Yield the words in the elements of a name."""
-    return (word for part in matrix.named(tag) for word in "".join(part.texts).split())
-
-
-def _numbers(matrix: Element, tag: str, pattern: re.Pattern[str]) -> list[int]:
-    """Return the numbers in the elements of a name; one may follow a type, as in "OSDev:3"."""
-    words = list(_words_in(matrix, tag))
+def _numbers(matrix: Element, tag: str) -> list[int]:
+    """Return the numbers in the elements of a name."""
+    words = [word for part in matrix.named(tag) for word in "".join(part.texts).split()]
     if len(words) > MAX_NODES**2:
         raise matrix.error(f"{len(words)} numbers in <{tag}>; at most {MAX_NODES**2} are accepted")
-    bad = next(filterfalse(pattern.fullmatch, words), None)
+    bad = next(filterfalse(_NUMBER.fullmatch, words), None)
     if bad is not None:
         raise matrix.error(f"{bad[:40]!r} in <{tag}> is not a number")
-    return [int(word.rpartition(":")[2]) for word in words]
+    return list(map(int, words))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from numapin.attach import pages, targets
-from numapin.attach.bind import Binder, attach
-from numapin.attach.pages import ProcessMemory, Region, move
+from numapin.attach import bind as pages
+from numapin.attach import targets
+from numapin.attach.bind import Binder, ProcessMemory, Region, attach, move
 from numapin.attach.report import undo_commands
 from numapin.attach.targets import (
     Aim,

@@ -44,7 +44,7 @@ OPTIONS = AttachOptions()
 def target() -> Iterator[Target]:
     """Give a process that is to be bound to the last CPU."""
     with subprocess.Popen(["sleep", "600"]) as process:
-        subject = examine(process.pid, other_users=False)
+        subject = examine(process.pid)
         yield Target(subject=subject, plan=replace(PLANNED, cpus=CpuSet({max(ALL)})), gpu_source="")
         process.kill()
 
@@ -93,7 +93,7 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
     targets = []
     for _ in range(number):
         with subprocess.Popen(["sleep", "600"]) as process:
-            subject = examine(process.pid, other_users=False)
+            subject = examine(process.pid)
             targets.append(Target(subject=subject, plan=PLANNED, gpu_source=""))
             process.kill()
     options = AttachOptions(dry_run=True)
@@ -155,7 +155,7 @@ def test_a_descendant_that_has_bound_itself() -> None:
         assert process.stdout
         child = int(process.stdout.readline())
         plan = replace(PLANNED, cpus=CpuSet({max(ALL)}))
-        target = Target(subject=examine(process.pid, other_users=False), plan=plan, gpu_source="")
+        target = Target(subject=examine(process.pid), plan=plan, gpu_source="")
         attach(
             Aim((target,), (), frozenset({process.pid, child})),
             OPTIONS,

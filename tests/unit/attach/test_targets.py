@@ -66,19 +66,17 @@ def _run(folder: Path, owner: int) -> Iterator[str]:
 
 @needs_root
 def test_a_folder_of_another_user(tmp_path: Path) -> None:
-    """Root follows another user's folder only with --other-users, and then only to processes of that user."""
+    """Not even root follows another user's folder, which could name any process of root."""
     with _run(tmp_path, NOBODY) as path:
         with pytest.raises(MachineError, match=r"the folder of run-.* belongs to another user \(uid 65534\)") as caught:
-            aim_at_run(path, {}, other_users=False)
-        assert "--other-users" in caught.value.hint
-        with pytest.raises(MachineError, match=rf"belongs to uid 65534, names process {PARENT}, which does not"):
-            aim_at_run(path, {}, other_users=True)
+            aim_at_run(path, {})
+        assert caught.value.hint == "run this as that user"
 
 
 def test_the_own_folder(tmp_path: Path) -> None:
     """The ranks of this user's own run are taken, with the plan of the run."""
     with _run(tmp_path, os.geteuid()) as path:
-        (target,) = aim_at_run(path, {}, other_users=False).targets
+        (target,) = aim_at_run(path, {}).targets
         assert find_run(path, {}).owner == os.geteuid()
     assert (target.subject.pid, target.plan) == (PARENT, PLANNED)
 
@@ -111,13 +109,13 @@ def test_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ):
         monkeypatch.setattr(targets, "find_run", lambda *_, job=job: job)
-        aim = aim_at_run("run-x", {}, other_users=False)
+        aim = aim_at_run("run-x", {})
         assert [(target.subject.pid, target.plan) for target in aim.targets] == [(PARENT, PLANNED)]
         assert (aim.warnings, aim.apart) == (warnings, job.bound)
     for job in (replace(_job(), starts={0: 1}), replace(_job(), pids={1: other.pid}, starts=ended)):
         monkeypatch.setattr(targets, "find_run", lambda *_, job=job: job)
         with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
-            aim_at_run("run-x", {}, other_users=False)
+            aim_at_run("run-x", {})
 
 
 def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,29 +147,25 @@ def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.Monke
 def test_own_process() -> None:
     """This process itself is refused, and is not among the others: it is about to end."""
     with pytest.raises(UsageError, match="is numapin itself"):
-        examine(os.getpid(), other_users=True)
+        examine(os.getpid())
     assert os.getpid() not in other_processes()
 
 
 @pytest.mark.parametrize(
-    ("uid", "own", "other_users", "problem"),
+    ("uid", "own", "problem"),
     [
-        (1000, 1000, False, None),
-        (1001, 1000, False, "another user (uid 1001)"),
-        (1001, 1000, True, "another user (uid 1001)"),
-        (1001, 0, False, "another user (uid 1001)"),
-        (1001, 0, True, None),
-        (None, 1000, False, "several users"),
-        (None, 0, False, "several users"),
-        (0, 0, False, None),
+        (1000, 1000, None),
+        (1001, 1000, "another user (uid 1001)"),
+        (1001, 0, "another user (uid 1001)"),
+        (None, 1000, "several users"),
+        (None, 0, "several users"),
+        (0, 0, None),
     ],
 )
-def test_users(
-    monkeypatch: pytest.MonkeyPatch, *, uid: int | None, own: int, other_users: bool, problem: str | None
-) -> None:
-    """A process is this user's if its real and effective users are; only root may ask for others."""
+def test_users(monkeypatch: pytest.MonkeyPatch, *, uid: int | None, own: int, problem: str | None) -> None:
+    """A process is this user's if its real and effective users are; root has no right to others'."""
     monkeypatch.setattr(os, "geteuid", lambda: own)
-    assert why_untouchable(uid, other_users=other_users) == problem
+    assert why_untouchable(uid) == problem
 
 
 @needs_two_cpus

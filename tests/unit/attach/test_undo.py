@@ -72,7 +72,7 @@ def _start_thread(process: subprocess.Popen[str]) -> None:
 
 def _attach(pid: int, cpus: CpuSet = LAST) -> tuple[str, ...]:
     """Bind a process, and return the commands that undo it."""
-    target = Target(subject=examine(pid, other_users=False), plan=replace(PLANNED, cpus=cpus), gpu_source="")
+    target = Target(subject=examine(pid), plan=replace(PLANNED, cpus=cpus), gpu_source="")
     return attach(Aim((target,), ()), AttachOptions(), progress=lambda *_: None).undo
 
 

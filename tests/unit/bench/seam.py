@@ -14,7 +14,6 @@ from numapin.bench.model import (
     Run,
     summarize,
 )
-from numapin.bench.overlap import share_within
 from numapin.bench.verdict import verdict_of
 from numapin.cli.bench import parse_sizes
 from numapin.view.bench_table import bench_table

@@ -24,7 +24,6 @@ from tests.unit.bench.seam import (
     loader,
     overlap,
     parse_sizes,
-    share_within,
     summarize,
     transfer,
     verdict_of,
@@ -146,23 +145,6 @@ def test_ratios_are_those_within_each_repeat() -> None:
     assert (torchs.num_runs, torchs.skipped) == (2, "failed: because")
     (case,) = summarize(benchmark, [run for run in runs if run.peer == "ours"])
     assert case.peers[0].figures.keys() == {"rate"}
-
-
-@pytest.mark.parametrize(
-    ("parts", "wholes", "share"),
-    [
-        ([(0, 10)], [(0, 10)], 1.0),
-        ([(0, 10)], [(10, 20)], 0.0),
-        ([(0, 10)], [(1, 2), (3, 5), (9, 30)], 0.4),
-        ([(0, 2), (4, 8)], [(1, 6)], 0.5),
-        ([(0, 1), (9, 10)], [(0, 10)], 1.0),
-        ([(5, 5)], [(0, 10)], None),
-        ([], [], None),
-    ],
-)
-def test_share_within(parts: Any, wholes: Any, share: float | None) -> None:
-    """The share is the time of the first within the second; it is unknown if the first takes no time."""
-    assert share_within(parts, wholes) == (None if share is None else pytest.approx(share))
 
 
 @pytest.mark.parametrize(

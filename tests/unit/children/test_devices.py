@@ -52,7 +52,6 @@ def table(environ: Mapping[str, str], *, shown: tuple[int, ...] = (0, 1, 2, 3)) 
         ({"CUDA_VISIBLE_DEVICES": " +2x"}, 2),
         ({"CUDA_VISIBLE_DEVICES": "GPU-3"}, 3),
         ({"CUDA_VISIBLE_DEVICES": "MIG-10000000-0000-0000-0000-00000000000a"}, 1),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-10000000-0000-0000-0000-000000000000/1/0"}, 1),
         ({"CUDA_VISIBLE_DEVICES": "2,-1,3"}, 2),
         ({"HIP_VISIBLE_DEVICES": "1"}, 1),
         ({"LOCAL_RANK": "3"}, 3),

@@ -68,29 +68,30 @@ thread.join()
     assert "memory none;" in ran.err
 
 
-@pytest.mark.parametrize(
-    ("call", "memory", "told"),
-    [
-        ("torch.cuda.set_device(1)", ("local", ""), "its memory policy is local;"),
-        (
-            "thread = threading.Thread(target=torch.cuda.set_device, args=(1,)); thread.start(); thread.join()",
-            ("bind", "0"),
-            "the memory policy of its main thread stays bind 0, which no other thread can change;",
-        ),
-    ],
-    ids=["main thread", "another thread"],
-)
-def test_a_second_gpu_on_another_node(call: str, memory: tuple[str, str], told: str, tmp_path: Path) -> None:
-    """The calling thread's policy becomes local; if that is not the main thread, the message says what that one has."""
-    text = f"""
-import threading
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_second_gpu_on_another_node(tmp_path: Path, *, strict: bool) -> None:
+    """The process stays at its first GPU; one warning names both, and --strict ends the process."""
+    text = """
 torch.cuda.set_device(0)
-{call}
+torch.cuda.set_device(1)
+torch.cuda.set_device(0)
+torch.cuda.set_device(1)
 """
-    ran = run(tmp_path, text, memory=Memory.BIND, gpus=Gpus(nodes=(0, 1)))
+    ran = run(tmp_path, text, memory=Memory.BIND, gpus=Gpus(nodes=(0, 1)), strict=strict)
     (record,) = ran.records
-    assert (record["applied"]["memory"], record["applied"]["nodes"]) == memory, ran.err
-    assert ("uses GPUs of several nodes (GPU 0, GPU 1)" in ran.err, told in ran.err) == (True, True), ran.err
+    assert (record["applied"]["memory"], record["applied"]["nodes"]) == ("bind", "0"), ran.err
+    assert record["gpus"] == ["GPU 0", "GPU 1"]
+    assert (ran.err.count("uses GPUs of several nodes (GPU 0, GPU 1): it stays on"), ran.status) == (
+        1 + strict,
+        5 * strict,
+    )
+
+
+def test_a_second_gpu_on_the_same_node(tmp_path: Path) -> None:
+    """It is recorded, and nothing is said."""
+    ran = run(tmp_path, "torch.cuda.set_device(0)\ntorch.cuda.set_device(1)\n", strict=True)
+    (record,) = ran.records
+    assert (ran.status, record["gpus"], "several nodes" in ran.err) == (0, ["GPU 0", "GPU 1"], False), ran.err
 
 
 def test_the_policy_of_the_main_thread(tmp_path: Path) -> None:

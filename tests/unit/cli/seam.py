@@ -8,4 +8,4 @@ from numapin.cli.completion import Candidates, _bash_lines, _lines, complete, sp
 from numapin.cli.early_end import EarlyEnd
 from numapin.cli.main import numapin
 from numapin.cli.output import show_status
-from numapin.cli.trace_reading import read_report
+from numapin.trace.reading import read_report

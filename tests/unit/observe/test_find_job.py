@@ -265,19 +265,6 @@ def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.
         assert find_job.find_run(Path(folder).name, {}).name == Path(folder).name
 
 
-def test_a_process_with_several_gpus(environ: dict[str, str]) -> None:
-    """Such a process, below `exec --children`, is compared with the CPUs and the nodes of all of its GPUs."""
-    plan = _plan(num_ranks=3)
-    for index, rank in enumerate(plan["ranks"]):
-        rank |= {"gpu": {"index": index, "uuid": None, "pci": None}, "cpus": str(index), "nodes": str(index)}
-    with _run(environ) as folder:
-        handover.write_json(folder, handover.PLAN, plan)
-        _record(folder, 0, os.getpid(), more={"gpus": ["GPU 0", "GPU 2"]})
-        first, second, _ = find_job.find_run(None, environ).plan.ranks
-        assert (str(first.cpus), str(first.nodes)) == ("0,2", "0,2")
-        assert (str(second.cpus), str(second.nodes)) == ("1", "1")
-
-
 def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> None:
     """If the recorded process started at another time, or on another host, the rank is gone."""
     start, host = start_time(), os.uname().nodename

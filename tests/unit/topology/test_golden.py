@@ -107,7 +107,7 @@ def test_files_of_other_programs_agree_with_the_kernel(
     words = [
         {(link.a, link.b): link.kind.rstrip("0123456789") for link in t.links if "gpu" in link.b} for t in (file, live)
     ]
-    has_fabric = load(name).nvlinks or load(name).xgmi
+    has_fabric = kind == "nccl" and (load(name).nvlinks or load(name).xgmi)
     assert words[0] == (words[1] if has_fabric else {})  # without a matrix of them, there may be NVLinks: unknown
 
 

@@ -11,7 +11,6 @@ STACKS = [["augment (train.py:7)", "augment (train.py:7)"], ["log (train.py:9)",
 BUSY: Final[dict[str, object]] = {"num_cpus": 2, "traced_ms": 10_000}
 TRAINING: Final[dict[str, object]] = {"num_workers": 4, "is_persistent": True, "num_batches": 10}
 VALIDATION: Final[dict[str, object]] = {"num_workers": 2, "num_batches": 5}
-ADAM = "Optimizer.step#AdamW.step"
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 
 
@@ -141,12 +140,6 @@ def two_loaders(*loaders: dict[str, object]) -> Made:
     for start, duration, loader in ((2000, 0.5, 0), (5990, 8, 1), (8000, 700, 1)):
         made.noted_at("epochs", start, duration, loader=loader)
     return annotated(made, ("ProfilerStep#8", 8000, 700))
-
-
-def cpu_optimizer(made: Made) -> Made:
-    """Return the trace, with an optimizer that steps on the CPU while the GPU is idle."""
-    annotated(made, *((ADAM, i * 1000 + 450, 500) for i in range(2)))
-    return noting(made, optimizer="AdamW", num_threads=1, num_cpus=8, cpus="0-7", nodes="0")
 
 
 def shaped(last: list[int] | None, *, logs: bool) -> Made:
@@ -282,14 +275,6 @@ OF_THE_HOST: Final[dict[str, Made]] = {
     ),
     "Python on the CPU": sampled(sampled(on_cpu(*[(100, 900)] * 4), *IDLE), *OPERATORS, stack=1),
     "sleep on the CPU": sampled(sampled(on_cpu(*[(100, 900)] * 4), *IDLE, stack=1, running=False), *OPERATORS),
-    "an optimizer on the CPU": cpu_optimizer(loop(steps=2, compute=400, idle=600)),
-    "an optimizer that launches kernels": events(
-        cpu_optimizer(loop(steps=2, compute=400, idle=600)), ("cuda_runtime", "cudaLaunchKernel", 500, 5)
-    ),
-    "an optimizer on the CPU that copies": noting(
-        events(cpu_optimizer(loop(steps=2, compute=400, idle=600)), ("cuda_runtime", "cudaLaunchKernel", 500, 5)),
-        updates_on_cpu=True,
-    ),
     "communication that nothing hides": kernels(loop(steps=2, compute=500, idle=500), (500, 500), (1500, 500)),
     "communication that is hidden in part": kernels(loop(steps=1, compute=600, idle=400), (500, 300)),
 }
@@ -306,9 +291,6 @@ OF_SLOW_STEPS: Final[dict[str, Made]] = {
         annotated(loop(steps=8, compute=1000), ("ProfilerStep#8", 8000, 5000)), (8000, 5000)
     ),
     "a slow step that copies is one finding": one_long_copy(),
-    "an optimizer that steps rarely makes no step slow": annotated(
-        loop(steps=7, compute=1000), ("ProfilerStep#7", 7000, 4000), (ADAM, 7000, 4000)
-    ),
     "steps that differ a little are even": on_cpu(*[(1000, 0)] * 6, (1400, 0)),
     "steps that wait for data are even": loop(steps=6, wait=900, compute=100),
 }

@@ -6,12 +6,10 @@ from numapin.base.cpu_set import CpuSet
 from numapin.steps.meter import FollowedOptimizer, Place
 from numapin.steps.record import StepSettings
 from numapin.trace import hook, tracer
-from numapin.trace.analysis import analyze
-from numapin.trace.intervals import Lengths, common, length, union, without
-from numapin.trace.noted import ScriptNotes, read_noted
-from numapin.trace.notes import CpuUse
-from numapin.trace.overdue import Pace
+from numapin.trace.analysis import Lengths, analyze, common, length, union, without
 from numapin.trace.reading import read_trace
+from numapin.trace.records import ScriptNotes, read_noted
 from numapin.trace.report import TraceReport, make_report
-from numapin.trace.tracer import Tracer
+from numapin.trace.script import CpuUse
+from numapin.trace.tracer import Pace, Tracer
 from numapin.view.trace_table import trace_table

@@ -54,12 +54,11 @@ def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> No
     with_workers, without = (SimpleNamespace(num_workers=number) for number in (2, 0))
     for loader in (with_workers, without, with_workers):
         iterate(cast("DataLoader[object]", loader))
-    tracer.notes.stepped(SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=None)]}]))
-    noted = tracer.notes.to_json(num_threads=1, cpu_use=CpuUse.read(CpuSet(os.sched_getaffinity(0))))
+    noted = tracer.notes.to_json(cpu_use=CpuUse.read(CpuSet(os.sched_getaffinity(0))))
     described = {"is_numapin": False, "is_persistent": False, "delivers_on_gpu": False, "num_batches": None}
     assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0)]
     assert [number for number, _, _ in tracer.notes.epochs] == [0, 0]
-    assert (noted["optimizer"], noted["updates_on_cpu"], noted["other_cpu_ms"]) == ("SimpleNamespace", False, ANY)
+    assert noted["other_cpu_ms"] == ANY
 
 
 def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:

@@ -1,19 +1,29 @@
-"""The notes of a traced rank about its script: its loaders and epochs, its optimizer, and where it runs."""
+"""A traced rank's script: its loaders and epochs, where it runs, and stack samples of the loop's thread.
+
+The profiler records operators, and no Python: time between operators would have no name. A sample is a walk up the
+stack and one small read from the kernel.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
+import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
+import numapin
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.system import proc
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from torch.utils.data import DataLoader
 
 _MOST_EPOCHS: Final = 1000
@@ -27,8 +37,6 @@ class Notes:
     loaders: list[tuple[int, dict[str, object]]] = field(default_factory=list)  # with the loader's id
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     ends: list[tuple[int, int, int]] = field(default_factory=list)
-    optimizer: str = ""
-    updates_on_cpu: bool | None = None
 
     def iterated(self, loader: DataLoader[Any], iterator: object, start_ns: int, end_ns: int) -> None:
         """Note a call of `iter()` on a loader. Only starting workers takes time."""
@@ -46,32 +54,15 @@ class Notes:
         if len(self.ends) < _MOST_EPOCHS:
             self.ends.append((0, start_ns, end_ns))
 
-    def stepped(self, optimizer: object) -> None:
-        """Note the optimizer whose steps count."""
-        if not self.optimizer:
-            self.optimizer = type(optimizer).__name__
-            devices = {
-                getattr(getattr(parameter, "device", None), "type", "")
-                for group in getattr(optimizer, "param_groups", ())
-                for parameter in group.get("params", ())
-            }
-            self.updates_on_cpu = devices == {"cpu"}
-
-    def to_json(self, *, num_threads: int, cpu_use: CpuUse | None) -> dict[str, object]:
-        """Return the notes and the rank's surroundings.
-
-        torch computes with `num_threads` threads on the CPU; `cpu_use` is from the start of the recording.
-        """
+    def to_json(self, *, cpu_use: CpuUse | None) -> dict[str, object]:
+        """Return the notes and the rank's surroundings; `cpu_use` is from the start of the recording."""
         cpus = CpuSet(os.sched_getaffinity(0))
         return {
             "host": os.uname().nodename,
             "cpus": str(cpus),
             "nodes": _nodes_of(cpus),
             "num_cpus": len(cpus),
-            "num_threads": num_threads,
             **(cpu_use.until_now() if cpu_use else {}),
-            "optimizer": self.optimizer,
-            "updates_on_cpu": self.updates_on_cpu,
             "loaders": [described for _, described in self.loaders],
             "epochs": self.epochs,
             "ends": self.ends,
@@ -140,3 +131,100 @@ def _nodes_of(cpus: CpuSet) -> str:
             if cpus & CpuSet.parse((path / "cpulist").read_text().strip()):
                 nodes.add(int(path.name.removeprefix("node")))
     return str(CpuSet(nodes))
+
+
+# --- stack samples ---------------------------------------------------------------------------------------------------
+
+_EVERY_S: Final = 0.005
+_MANY: Final = 4000  # samples; then the time between samples doubles, so that the metadata stays short
+_MOST: Final = 20_000
+_DEEPEST: Final = 200  # frames
+_RUNNING: Final = 0.5  # CPU time of the thread between two samples, as a share
+_FOREIGN: Final = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")),
+    str(PurePath(numapin.__file__).parent),
+    "<frozen",
+)
+_PACKAGES: Final = ("/site-packages/", "/dist-packages/")  # of any environment on the path
+
+
+@dataclass(slots=True)
+class StackSampler:
+    """Samples of one thread, from `start` to `stop`: rows [time in ns, number of the stack, 1 running | 0 not]."""
+
+    thread: int
+    native: int
+    stopped: threading.Event = field(default_factory=threading.Event)
+    stacks: dict[tuple[str, str], int] = field(default_factory=dict)
+    samples: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def start(cls) -> StackSampler:
+        """Begin to sample the calling thread."""
+        sampler = cls(thread=threading.get_ident(), native=threading.get_native_id())
+        threading.Thread(target=sampler._run, daemon=True, name="numapin trace stacks").start()
+        return sampler
+
+    def stop(self) -> dict[str, object]:
+        """End; return the samples as the trace's metadata has them."""
+        self.stopped.set()
+        return {"stacks": list(self.stacks), "samples": list(self.samples)}
+
+    def _run(self) -> None:
+        with suppress(OSError), closing(_BusyClock(self.thread, self.native)) as clock:  # OSError: the thread has ended
+            last_s, last_busy_s, every_s = time.monotonic(), clock.now_s(), _EVERY_S
+            while not self.stopped.wait(every_s) and len(self.samples) < _MOST:
+                frame = sys._current_frames().get(self.thread)  # noqa: SLF001 - documented
+                if frame is None:
+                    return
+                now_s, busy_s = time.monotonic(), clock.now_s()
+                is_running = busy_s - last_busy_s > _RUNNING * (now_s - last_s)
+                last_s, last_busy_s = now_s, busy_s
+                number = self.stacks.setdefault(_place(frame), len(self.stacks))
+                self.samples.append((time.time_ns(), number, int(is_running)))
+                every_s = _EVERY_S * 2 ** (len(self.samples) // _MANY)
+
+
+class _BusyClock:
+    """The time for which a thread has run or waited for a CPU: a loop that shares its CPU does not sleep.
+
+    A kernel without schedstat reports CPU time only.
+    """
+
+    def __init__(self, thread: int, native: int) -> None:
+        self._clock = time.pthread_getcpuclockid(thread)
+        self._file: int | None = None
+        with suppress(OSError):
+            self._file = os.open(f"/proc/self/task/{native}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def now_s(self) -> float:
+        if self._file is None:
+            return time.clock_gettime(self._clock)
+        ran_ns, waited_ns, _ = map(int, os.pread(self._file, 100, 0).split())
+        return (ran_ns + waited_ns) / 1e9
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+
+def _place(frame: FrameType) -> tuple[str, str]:
+    """Return the innermost function of the script's own code, and the innermost one of all."""
+    own: FrameType | None = frame
+    for _ in range(_DEEPEST):
+        if own is None or _is_own(own.f_code.co_filename):
+            break
+        own = own.f_back
+    return _name(own or frame), _name(frame)
+
+
+def _is_own(file: str) -> bool:
+    """Return whether a file is the script's, and no library's."""
+    return not file.startswith(_FOREIGN) and not any(folder in file for folder in _PACKAGES)
+
+
+def _name(frame: FrameType) -> str:
+    """Return the function, the file's name and the line."""
+    code = frame.f_code
+    function = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+    return f"{function} ({PurePath(code.co_filename).name}:{frame.f_lineno})"
