@@ -22,8 +22,13 @@ _LIST: Final = "example:"  # --machine example: lists the built-in machines
 _NEW_PLAN: Final = ""  # the value of --plan without a file
 
 
+_SHOWN: Final = ("tree", "matrix", "json")
+_DRAWN: Final = ("svg", "html")
+_PLANNED: Final = ("tree", *_DRAWN)
+
+
 @click.command(params=[*MACHINE, GPU_NODES])
-@format_options("tree", "matrix", "json", "svg")
+@format_options(*_SHOWN, *_DRAWN)
 @click.option(
     "--plan",
     "plan_file",
@@ -34,8 +39,8 @@ _NEW_PLAN: Final = ""  # the value of --plan without a file
     help="Mark each rank's CPUs, memory and GPU, from a plan.json, from a run (@last: the newest one), or from the "
     "plan that `numapin plan` would make.",
 )
-@click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg here (default: stdout).")
-@click.option("--open", "in_browser", is_flag=True, help="Open the picture (svg) in the browser.")
+@click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
+@click.option("--open", "in_browser", is_flag=True, help="Open the picture in the browser (default format: html).")
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
 def topo(
     *,
@@ -56,6 +61,7 @@ def topo(
       numapin topo                        as a tree
       numapin topo --format matrix        how GPUs and NICs reach each other
       numapin topo --open --plan          as a picture in the browser, with the ranks
+      numapin topo --format html --plan --output topo.html
       numapin topo --format svg --plan @last > topo.svg
       numapin topo --save dgx.json        to plan for this machine elsewhere:
       numapin plan --machine dgx.json
@@ -67,16 +73,18 @@ def topo(
             "--save writes a machine file only, so --format, --json, --output, --plan and --open have no effect",
             "run numapin topo once with --save, and once without",
         )
-    form = one_format(form, as_json=as_json, default="svg" if in_browser else "tree")
-    if in_browser and form != "svg":
-        raise UsageError(f"--open shows svg, not {form}", "numapin topo --open")
-    if plan_file is not None and form not in ("tree", "svg"):
-        raise UsageError(f"--format {form} does not show a plan", "use --format tree or svg")
-    if output is not None and form != "svg":
-        raise UsageError(f"--output is for svg, not for {form}", f"numapin topo --format {form} > FILE")
-    if output is None and form == "svg" and not in_browser and is_terminal(sys.stdout):
-        hint = "numapin topo --format svg --output topo.svg"
-        raise UsageError("--format svg is a picture, and stdout is a terminal", hint)
+    form = one_format(form, as_json=as_json, default="html" if in_browser else "tree")
+    if in_browser and form not in _DRAWN:
+        raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {form}", "numapin topo --open")
+    if plan_file is not None and form not in _PLANNED:
+        raise UsageError(f"--format {form} does not show a plan", f"use --format {', '.join(_PLANNED)}")
+    if output is not None and form in _SHOWN:
+        raise UsageError(
+            f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
+        )
+    if output is None and form in _DRAWN and not in_browser and is_terminal(sys.stdout):
+        hint = f"numapin topo --format {form} --output topo.{form}"
+        raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
     if str(machine) == _LIST:
         from numapin.topology.discover import example_names
 
@@ -117,15 +125,17 @@ def topo(
 
             show(topo_matrix(topology, width=width_of_stdout()))
         case _:
-            _draw(topology, plan, output, in_browser=in_browser)
+            _draw(topology, plan, form, output, in_browser=in_browser)
     warn((plan or topology).warnings)
 
 
-def _draw(topology: Topology, plan: Plan | None, file: Path | None, *, in_browser: bool) -> None:
+def _draw(topology: Topology, plan: Plan | None, form: str, file: Path | None, *, in_browser: bool) -> None:
     """Write the picture, or open it in the browser. Raises NumapinError that names the file if there is no browser."""
-    from numapin.view.picture import svg
-
-    text = svg(topology, plan)
+    if form == "svg":
+        from numapin.view.picture import svg as drawn
+    else:
+        from numapin.view.page import page as drawn
+    text = drawn(topology, plan)
     if not in_browser:
         if file is None:
             emit(text)
@@ -136,7 +146,7 @@ def _draw(topology: Topology, plan: Plan | None, file: Path | None, *, in_browse
     from tempfile import mkdtemp
 
     # A private folder stays, because the browser reads it after this process has ended.
-    file = (file or Path(mkdtemp(prefix="numapin-topo-")) / "topo.svg").absolute()
+    file = (file or Path(mkdtemp(prefix="numapin-topo-")) / f"topo.{form}").absolute()
     write(text, file, option="--output")
     emit(f"{file}\n", encoding=sys.getfilesystemencoding())
     if not webbrowser.open(file.as_uri()):

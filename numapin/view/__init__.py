@@ -1,4 +1,4 @@
-"""Tables, trees and pictures for people.
+"""Tables, trees, charts and pictures for people.
 
 ::
 
@@ -11,10 +11,11 @@
     top_table.py      a running job
     openmetrics.py    a running job for a monitoring system
     doctor_table.py   findings about the machine
-    trace_table.py    the time of a step by activity, copies, what to change
+    trace_table.py    the time of a step by activity, and two traced runs by part
     compare_table.py  variants of a script, compared
     bench_table.py    the figures of a benchmark
     machine.py        PCIe tree, GPU links, shared caches, the places of ranks, and facts as short texts
     visible.py        visible characters only, for terminals
     picture.py        a machine as SVG
+    page.py           the same as HTML, with tables
 """

@@ -353,9 +353,7 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     devices: list[Device] = [*topology.gpus, *topology.nic_devices]
     drawing = replace(drawing, device_width=max((_device(drawing, device).width for device in devices), default=0))
 
-    name, planned = topology.host or topology.source, ""
-    if plan is not None:
-        planned = f"Plan: {counted(len(ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
+    name, planned = topology.host or topology.source, plan_in_words(plan)
     size = joined(
         counted(len(topology.packages), "socket") if topology.packages else "",
         counted(len(topology.nodes), "NUMA node"),
@@ -391,6 +389,13 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
         title=_title(f"Topology of {name}"),
         description=_title(f"{size}. {planned}".strip()),
     )
+
+
+def plan_in_words(plan: Plan | None) -> str:
+    """Return what was requested of the plan; "" without a plan."""
+    if plan is None:
+        return ""
+    return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
 
 
 def _blocks(drawing: _Drawing) -> list[Box]:
@@ -731,15 +736,18 @@ def style() -> str:
 
 def svg(topology: Topology, plan: Plan | None = None) -> str:
     """Return an SVG file. Raises UsageError for a plan of another machine, or too many nodes or ranks."""
-    picture = lay_out(topology, plan)
+    drawn = element(lay_out(topology, plan), inside=f"<style>{style()}</style>\n")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{drawn}\n'
+
+
+def element(picture: Picture, *, inside: str = "") -> str:
+    """Return the SVG element; a page that has the style needs none `inside`."""
     width, height = _number(picture.box.width), _number(picture.box.height)
     lines = [
-        '<?xml version="1.0" encoding="UTF-8"?>',
         f'<svg xmlns="http://www.w3.org/2000/svg" class="np" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img">',
         f"<title>{escape(picture.title)}</title><desc>{escape(picture.description)}</desc>",
-        f"<style>{style()}</style>",
-        '<defs><pattern id="np-off" width="4" height="4" patternUnits="userSpaceOnUse" '
+        f'{inside}<defs><pattern id="np-off" width="4" height="4" patternUnits="userSpaceOnUse" '
         'patternTransform="rotate(45)"><rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/>'
         "</pattern></defs>",
     ]
@@ -748,7 +756,7 @@ def svg(topology: Topology, plan: Plan | None = None) -> str:
     lines += [f'<path class="link" d="M{_number(x)} {_number(top)}V{_number(end)}"/>' for x, top, end in picture.lines]
     for bar in bars:  # over the lines to bars behind them
         _draw(*bar, lines)
-    return "\n".join([*lines, "</svg>\n"])
+    return "\n".join([*lines, "</svg>"])
 
 
 def _draw(box: Box, left: float, top: float, lines: list[str]) -> None:

@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
-from numapin.view.picture import COLORS, svg
+from numapin.view.page import page
+from numapin.view.picture import COLORS

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin import Bind, Request, make_plan
-from tests.browser.seam import COLORS, svg
+from tests.browser.seam import COLORS, page
 from tests.pictures import golden_machine
+from tests.policies import FOREIGN, HAS_EFFECT, LOOK, allowing, without_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ for(let i=0;i<texts.length;i++){
  const box=around.length?around.reduce((a,b)=>a[2]-a[0]<b[2]-b[0]?a:b):[x,y,x,y];
  if(areas[i][0]<box[0]-1||areas[i][2]>box[2]+1)outside.push(texts[i].textContent)}
 const fill=()=>getComputedStyle(document.querySelector("svg.np rect.machine")).fill;
-const result={count:texts.length,overlaps,outside,fill:fill()};
+const result={count:texts.length,overlaps,outside,fill:fill(),wide:document.body.scrollWidth-innerWidth};
 const out=document.createElement("pre");out.id="result";out.textContent=JSON.stringify(result);
 document.body.append(out);
 </script>
@@ -58,11 +59,10 @@ def chromium() -> str:
 
 @pytest.fixture
 def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
-    """Return a function that opens a picture in a page, light or dark, and returns the probe's findings."""
+    """Return a function that opens a page, light or dark, and returns the probe's findings."""
 
     def probe(text: str, *, dark: bool = False, width: int = 1500) -> dict[str, Any]:
-        body = text.partition("?>")[2] + PROBE
-        shown = opened(f"<!DOCTYPE html><html><body>{body}</body></html>", dark=dark, width=width)
+        shown = opened(allowing(text, PROBE.strip()).replace("</body>", PROBE + "</body>"), dark=dark, width=width)
         found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
         assert found, shown[-2000:]
         result: dict[str, Any] = json.loads(unescape(found[1]))
@@ -109,18 +109,32 @@ def test_text_is_where_it_belongs_in_light_and_dark(
     dark: bool,  # noqa: FBT001 - a parameter of the test
     probed: Callable[..., dict[str, Any]],
 ) -> None:
-    """No text overlaps another or leaves its box; colors follow the system."""
+    """No text overlaps another or leaves its box; colors follow the system; the page is no wider than the window."""
     topology = golden_machine(name)
-    result = probed(svg(topology, make_plan(topology, Request(bind=bind))), dark=dark)
+    result = probed(page(topology, make_plan(topology, Request(bind=bind))), dark=dark)
     assert result["count"] > len(topology.cpus)
-    assert (result["overlaps"], result["outside"]) == ([], [])
+    assert (result["overlaps"], result["outside"], result["wide"] <= 0) == ([], [], True)
     assert result["fill"] == _rgb("page", dark=dark)
 
 
 def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:
     """The probe finds texts that were put on each other, so the test above can fail."""
-    text = svg(golden_machine(SMALL))
+    text = page(golden_machine(SMALL))
     moved = re.sub(r'(<text class="strong" x=")[\d.]+(" y=")[\d.]+', r"\g<1>0\g<2>0", text)
     result = probed(moved)
     assert result["overlaps"]
     assert probed(re.sub(r"(<text [^>]*font-size=\")[\d.]+", r"\g<1>99", text))["outside"]
+
+
+def test_nothing_but_the_page_itself_acts(opened: Callable[..., str]) -> None:
+    """A script, handler or style that a name carries into the page has no effect; without the policy it has."""
+    text = page(golden_machine(SMALL)).replace("</body>", f"{FOREIGN}{LOOK}</body>")
+    seen = json.loads(unescape(_title(opened(without_policy(text)))))
+    assert seen == HAS_EFFECT
+    kept = json.loads(unescape(_title(opened(allowing(text, LOOK)))))
+    assert kept["ran"] == []
+    assert kept["outline"] != HAS_EFFECT["outline"]
+
+
+def _title(document: str) -> str:
+    return document.partition("<title>")[2].partition("</title>")[0]

@@ -1,4 +1,4 @@
-"""`numapin topo --format svg`, `--plan` and `--output`, as users type them."""
+"""`numapin topo --format svg|html`, `--plan` and `--output`, as users type them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def dgx(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_svg_to_stdout_and_to_a_file(dgx: str, tmp_path: Path) -> None:
-    """A pipe gets only the SVG, a file the complete picture, and stderr the warnings."""
+def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
+    """A pipe gets only the SVG, a file the complete page, and stderr the warnings."""
     drawn = numapin("topo", "--machine", dgx, "--format", "svg", "--plan")
     assert drawn.status == 0
     ET.fromstring(drawn.out)  # noqa: S314 - ours
     assert "rank 7" in drawn.out
     assert "128 CPUs of nodes 0,2,4,6" in drawn.err
-    path = tmp_path / "topo.svg"
-    written = numapin("topo", "--machine", dgx, "--format", "svg", "--output", str(path))
+    path = tmp_path / "topo.html"
+    written = numapin("topo", "--machine", dgx, "--format", "html", "--output", str(path))
     assert (written.status, written.out) == (0, "")
     text = path.read_text()
-    assert text.startswith("<?xml")
-    assert text.endswith("</svg>\n")
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.endswith("</html>\n")
     assert "rank 0" not in text
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["dgx.json", "topo.svg"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dgx.json", "topo.html"]
 
 
 def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
@@ -85,29 +85,29 @@ def _browser(tmp_path: Path) -> tuple[str, Path]:
     return f"{program} %s", seen
 
 
-@pytest.mark.parametrize("options", [[], ["--format", "svg", "--plan"]])
-def test_open(options: list[str], dgx: str, tmp_path: Path) -> None:
-    """--open shows the picture in the browser, from a file that only this user can read; stdout names it."""
+@pytest.mark.parametrize(("options", "start"), [([], "<!DOCTYPE html>"), (["--format", "svg", "--plan"], "<?xml")])
+def test_open(options: list[str], start: str, dgx: str, tmp_path: Path) -> None:
+    """--open shows the page, or the SVG, in the browser, from a file that only this user can read; stdout names it."""
     browser, seen = _browser(tmp_path)
     done = numapin("topo", "--open", "--machine", dgx, *options, BROWSER=browser, TMPDIR=str(tmp_path))
     assert (done.status, done.err.count("error")) == (0, 0), done.err
     path = Path(done.out.strip())
     assert seen.read_text() == path.as_uri()
-    assert path.read_text().startswith("<?xml")
+    assert path.read_text().startswith(start)
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_open_a_named_file(dgx: str, tmp_path: Path) -> None:
     """With --output the browser shows that file."""
     browser, seen = _browser(tmp_path)
-    path = tmp_path / "a name.svg"
+    path = tmp_path / "a name.html"
     assert numapin("topo", "--open", "--machine", dgx, "--output", str(path), BROWSER=browser).status == 0
     assert seen.read_text() == path.as_uri()
-    assert path.read_text().endswith("</svg>\n")
+    assert path.read_text().endswith("</html>\n")
 
 
 def test_open_without_a_browser(dgx: str, tmp_path: Path) -> None:
-    """Without a browser the picture is written, and the error names it."""
+    """Without a browser the page is written, and the error names it."""
     done = numapin("topo", "--open", "--machine", dgx, BROWSER="false %s", TMPDIR=str(tmp_path), PATH="/nowhere")
     assert done.status == 1
     assert f"no browser to open {done.out.strip()}" in done.err

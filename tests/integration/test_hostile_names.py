@@ -145,7 +145,7 @@ def test_the_check_sees_what_is_hostile(bad: str) -> None:
 def test_machine(folder: Path) -> None:
     """Tree, matrix and plan show the names' visible characters; JSON and saved files keep the exact value."""
     machine, plan = ("--machine", str(folder / FILE)), ("--plan", str(folder / "plan.json"))
-    saved, drawn = folder / "saved.json", folder / "topo.svg"
+    saved, page = folder / "saved.json", folder / "topo.html"
     tree, matrix, planned, told, *_ = shown(
         ("topo", *machine, *plan),
         ("topo", *machine, "--format", "matrix"),
@@ -153,14 +153,14 @@ def test_machine(folder: Path) -> None:
         ("topo", *machine, "--json"),
         ("plan", *machine, "--json"),
         ("topo", *machine, "--save", str(saved)),
-        ("topo", *machine, "--format", "svg", "--output", str(drawn), *plan),
+        ("topo", *machine, "--format", "html", "--output", str(page), *plan),
     )
     assert (tree.status, matrix.status, planned.status) == (0, 0, 0)
     assert "]0;owned" in tree.text
     assert "]0;owned" in matrix.text
     assert json.loads(told.text)["gpus"][0]["name"] == HOSTILE
     assert json.loads(saved.read_text())["nics"][1]["name"] == f"é{HOSTILE}"
-    assert all(line.isprintable() for file in (saved, drawn) for line in file.read_text().split("\n"))
+    assert all(line.isprintable() for file in (saved, page) for line in file.read_text().split("\n"))
 
 
 def test_exec(folder: Path) -> None:

@@ -13,6 +13,7 @@ from numapin.topology.readings import GpuLoad
 from numapin.view.attach_table import attach_table
 from numapin.view.failure_block import failure_text, traceback_lines
 from numapin.view.openmetrics import ended, no_metrics, openmetrics
+from numapin.view.page import page
 from numapin.view.picture import (
     COLORS,
     RANK_COLORS,
@@ -21,6 +22,7 @@ from numapin.view.picture import (
     Ink,
     Label,
     Picture,
+    element,
     fit,
     frame,
     lay_out,

@@ -28,7 +28,6 @@ from tests.pictures import (
 )
 from tests.recorded.screens import compare
 from tests.unit.view.seam import (
-    COLORS,
     RANK_COLORS,
     Box,
     BoxKind,
@@ -36,6 +35,7 @@ from tests.unit.view.seam import (
     Ink,
     Label,
     Picture,
+    element,
     example_names,
     fit,
     frame,
@@ -203,8 +203,7 @@ def test_everything_is_drawn_once_and_nothing_overlaps(name: str, bind: Bind | N
     """Each socket, core, CPU, GPU, NIC, and node with CPUs or memory is one box; nothing overlaps; it is XML."""
     is_example = name.startswith("example:")
     topology = Topology.from_json(read_example(name)) if is_example else golden_machine(name)
-    plan = make_plan(topology, Request(bind=bind)) if bind else None
-    picture = lay_out(topology, plan)
+    picture = lay_out(topology, make_plan(topology, Request(bind=bind)) if bind else None)
     assert problems(picture) == []
     assert_drawn_once(picture, topology)
     box = picture.box
@@ -212,7 +211,7 @@ def test_everything_is_drawn_once_and_nothing_overlaps(name: str, bind: Bind | N
     nodes = [key for key in keys(box, BoxKind.NODE, BoxKind.MEMORY_NODE) if key.startswith("node")]
     assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
     assert len(nodes) == len(set(nodes))
-    drawn = [rect.get("class", "").split()[0] for rect in parsed(svg(topology, plan)).iter(f"{SVG}rect")]
+    drawn = [rect.get("class", "").split()[0] for rect in parsed(element(picture)).iter(f"{SVG}rect")]
     assert drawn.count("gpu") == len(topology.gpus)
 
 
@@ -292,34 +291,3 @@ def test_the_pictures_in_the_documentation_are_current(file: str, name: str, bin
         shown.write_text(text, encoding="utf-8")
     assert len(text) < 60_000
     assert text == shown.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("bind", [None, Bind.NODE])
-def test_nothing_else_is_loaded_or_runs(bind: Bind | None) -> None:
-    """The file names no other one, and has no script and no handler."""
-    text = svg(DGX, make_plan(DGX, Request(bind=bind)) if bind else None)
-    parts = list(parsed(text).iter())
-    attributes = {name for part in parts for name in part.attrib}
-    assert not attributes & {"src", "href", "{http://www.w3.org/1999/xlink}href", "srcset", "style"}
-    assert not [name for name in attributes if name.startswith("on")]
-    assert not {f"{SVG}{tag}" for tag in ("script", "image", "use", "a", "foreignObject")} & {p.tag for p in parts}
-    assert "@import" not in text
-    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
-
-
-def _luminance(color: str) -> float:
-    values = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    linear = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
-    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_is_readable(*, dark: bool) -> None:
-    """Text has a contrast of at least 4.5 (WCAG AA) on every background, light and dark."""
-    color = {name: pair[dark] for name, pair in COLORS.items()}
-    grounds = ("page", "socket", "node", "l3", "gpu", "nic", "switch", "bus")
-    pairs = [(color[ink], color[ground]) for ink in ("ink", "dim") for ground in grounds]
-    pairs += [(color["ink"], color["cpu"]), *((color["on"], rank) for rank in RANK_COLORS)]
-    for pair in pairs:
-        low, high = sorted(map(_luminance, pair))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, pair
