@@ -178,15 +178,6 @@ class TestSlots:
         assert (parcel.head.miss, parcel.head.storages) == (Miss.NO_MEMORY, ((0, 48 * KIB), (48 * KIB, 4 * KIB)))
         assert same(batch_of(Copier(pins=False), parcel)[:3], batch)
 
-    def test_a_slot_can_be_filled_to_its_last_byte(self, loop: Loopback) -> None:
-        """A single byte too many does not fit: that batch gets a slot of its own."""
-        in_slot(loop, ramp(16 * KIB))
-        head = in_slot(loop, ramp(16 * KIB))
-        assert (head.slot_bytes, head.made_bytes) == (64 * KIB, 0)
-        other = in_slot(loop, torch.zeros(64 * KIB + 1, dtype=torch.uint8))
-        assert other.made_bytes
-        assert other.slot != head.slot
-
     def test_memory_that_runs_out_in_the_middle_of_a_batch(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
     ) -> None:

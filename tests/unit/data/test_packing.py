@@ -154,7 +154,7 @@ def test_a_tensor_begins_where_it_is_told() -> None:
         head = HEAD._replace(storages=((0, memory.nbytes),), buffers=(entry,))
         place = memory.untyped_storage(), dtype.itemsize
         body = pickle.dumps(pickle.PickleBuffer(bytearray(1)), 5, buffer_callback=lambda _: False)
-        tensor: Any = unpack(Parcel(head, body), lambda *_, place=place: place, lambda *_: memoryview(b""))  # type: ignore[misc]
+        tensor: Any = unpack(Parcel(head, body), lambda *_, place=place: place, lambda *_: memoryview(b""))
         assert tensor.tolist() == [[3, 5, 7], [13, 15, 17]]
         assert not tensor._is_view()
         tensor[0, 0] = 40
@@ -164,7 +164,7 @@ def test_a_tensor_begins_where_it_is_told() -> None:
 @pytest.mark.parametrize("kind", [Lender, Copier])
 def test_an_opened_batch_belongs_to_the_user(loop: Loopback, kind: type[Copier]) -> None:
     """Each storage has its own size; edits reach views, but no other tensor or batch, nor the worker; arrays too."""
-    sent = [ramp(64 * KIB), ramp(1000), np.arange(50_000.0), ramp(100)]
+    sent: list[Any] = [ramp(64 * KIB), ramp(1000), np.arange(50_000.0), ramp(100)]
     sent.append(sent[3].view(10, 10).t())
     one, other = (batch_of(kind(pins=False), loop.send(sent)) for _ in range(2))
     tensors = [one[0], one[1], one[3]]

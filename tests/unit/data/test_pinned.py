@@ -310,7 +310,7 @@ class TestPin:
     )
     def test_tensors_are_copied(self, tensor: torch.Tensor) -> None:
         """Values, dtype and order in memory are kept, in another storage; a mutable container is copied, not filled."""
-        data = [tensor, {"a": tensor}]
+        data: Any = [tensor, {"a": tensor}]
         copy = pinned.pin(data)[0]
         assert data[0] is data[1]["a"] is tensor
         assert torch.equal(copy, tensor)

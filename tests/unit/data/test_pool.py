@@ -28,7 +28,7 @@ from tests.data.loopback import (
     num_open,
 )
 from tests.unit.data import seam
-from tests.unit.data.seam import NO_SLOT, Miss, Pool, Slot, memory, placement, unused_slots_hidden
+from tests.unit.data.seam import Miss, Pool, Slot, memory, placement, unused_slots_hidden
 from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
@@ -70,15 +70,6 @@ class TestMaking:
             del parcel
         assert (len(loop.pool.slots), held_bytes(loop.pool)) == (1, 10 * PAGE)
 
-    def test_a_batch_without_memory_takes_no_slot(self, loop: Loopback) -> None:
-        """Its worker keeps what it was granted for the next batch, and gets no more than it has tasks."""
-        kept = [lent(loop, BATCH) for _ in range(10)]
-        del kept
-        for _ in range(10):
-            assert loop.send("nothing").head.slot == NO_SLOT
-        assert loop.num_free() == 10 - 3  # one more than the worker may be asked for at once
-        assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
-
 
 @pytest.mark.parametrize("is_old", [False, True])
 def test_pages_of_a_slot_that_is_handed_down(loop: Loopback, monkeypatch: pytest.MonkeyPatch, *, is_old: bool) -> None:
@@ -109,14 +100,6 @@ class TestSizes:
         for number in range(40):
             lent(loop, pages(1000 if number == 0 else 4))
         assert held_bytes(loop.pool) == 4 * PAGE
-
-    def test_sizes_may_grow_for_ever(self, loop: Loopback) -> None:
-        """Slots that are too small go; every batch is in slots."""
-        for size in range(1, 64):
-            parcel = loop.send(pages(size, size))
-            assert parcel.head.miss is None
-            del parcel
-        assert len(loop.pool.slots) < 6
 
     def test_slots_that_are_not_needed_any_more_go(self, loop: Loopback) -> None:
         """A loop that once kept many batches does not hold their memory for its life."""
@@ -315,15 +298,6 @@ class TestFiles:
         assert num_mapped() <= before - 50 + 16
         del kept
         assert torch.equal(lent(loop, -BATCH), -BATCH)
-
-    def test_what_a_worker_reports_is_told(self) -> None:
-        """Refused memory policies are the worker's to see, and the rank's to report."""
-        told: list[str] = []
-        with loopback(told=told) as loop:
-            loop.workers[0]._notes["memory on node 1 was refused"] = False
-            for _ in range(3):
-                lent(loop, BATCH)
-        assert told == ["memory on node 1 was refused"]
 
     def test_without_memory_the_size_is_learned_all_the_same(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import mmap
 import os
 from dataclasses import replace
@@ -27,7 +26,6 @@ from tests.unit.data.seam import (
     memory,
     placement,
 )
-from tests.unit.data.seam import packing as slots_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,15 +109,6 @@ def refuse(code: int) -> Callable[..., Any]:
 class TestMaking:
     """Slots that a worker makes."""
 
-    def test_the_first_one_takes_a_batch_of_any_size(self, rank: Rank) -> None:
-        """Its size is unknown: it has 4 GiB of address space, and pages where something was written."""
-        made = take(rank.own, 100)
-        assert made.capacity >= 4 << 30
-        for num_bytes in (100, 10 * PAGE, 1):
-            assert made.reserve(num_bytes) is not None
-        rank.own.send(made)
-        assert rank.received(made.number) == (11 * PAGE, 11 * PAGE)
-
     def test_once_a_size_is_expected_it_has_that(self, rank: Rank) -> None:
         """It is sent in this size, or, for a larger batch, in little more than that; pages come with their use."""
         rank.expect(20 * PAGE)
@@ -131,14 +120,6 @@ class TestMaking:
         assert rank.received(made.number) == (20 * PAGE, PAGE)
         rank.expect(0)
         assert take(rank.own, 9 << 30).capacity >= 9 << 30  # more than is taken for a batch of unknown size
-
-    def test_every_number_is_new(self, rank: Rank) -> None:
-        """Numbers of other workers of the loader's lifetime are never used."""
-        numbers = [take(rank.own).number for _ in range(3)]
-        other = WorkerSlots(rank.arrivals, ANYWHERE, {}, serial=SERIAL + 1)
-        others = [take(other).number for _ in range(3)]
-        assert len({*numbers, *others}) == 6
-        assert take(rank.own).number not in {*numbers, *others}
 
     def test_it_is_placed_before_it_is_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The policy is set on the whole slot while it has no page; a refusal is reported once."""
@@ -176,17 +157,6 @@ class TestReserve:
         assert made.reserve(made.capacity - 1280 + 1) is None
         assert made.reserve(made.capacity - 1280) == 1280
         assert made.reserve(1) is None
-
-    def test_memory_that_runs_out_is_an_error(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No signal: pages exist before they are written. Nothing was taken, and it can be tried again."""
-        rank.expect(SIZE)
-        made = take(rank.own)
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
-            with pytest.raises(OSError, match="the kernel has no"):
-                made.reserve(PAGE)
-        assert made.end == 0
-        assert made.reserve(PAGE) == 0
 
 
 class TestSeals:
@@ -245,49 +215,6 @@ class TestRefusals:
             assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
         assert num_open() == 0
 
-    @pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
-    def test_no_file(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        """There is none for this batch; torch sends it."""
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, refuse(errno.EMFILE))
-            assert rank.own.take(SIZE) is None
-        assert num_open() == 0
-        assert rank.own.take(SIZE) is not None
-
-    def test_no_address_space_for_more_than_is_needed(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A larger slot for a batch has room for a batch of any size only if it can."""
-        rank.expect(SIZE)
-        made = take(rank.own)
-        assert made.reserve(SIZE) == 0
-        monkeypatch.setattr(slots_module, "_UNKNOWN_BYTES", 1 << 49)
-        found = rank.own.grow(made, PAGE)
-        assert found is not None
-        assert (found.start, found.end, found.capacity) == (SIZE, SIZE, capacity_for(SIZE + PAGE))
-        rank.own.put_back(found)
-
-    def test_no_memory_for_a_larger_one(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is left of it, and the batch stays where it is."""
-        rank.expect(SIZE)
-        made = take(rank.own)
-        before = num_open(), num_mapped()
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
-            assert rank.own.grow(made, SIZE) is None
-        assert (num_open(), num_mapped()) == before
-
-    @pytest.mark.parametrize("call", ["send", "ftruncate"])
-    def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        """Its descriptor is closed, and it is not mistaken for a granted slot."""
-        made = take(rank.own)
-        where: Any = os if call == "ftruncate" else rank.arrivals
-        with monkeypatch.context() as patch:
-            patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
-            with pytest.raises(OSError, match="Too many references"):
-                rank.own.send(made)
-        assert num_open() == 0
-        rank.own.put_back(made)
-        assert take(rank.own).is_new
-
     def test_a_granted_slot_that_could_not_be_mapped(self, rank: Rank) -> None:
         """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
         rank.grant(8)
@@ -298,18 +225,6 @@ class TestRefusals:
 
 class TestGranted:
     """Slots that come with tasks."""
-
-    def test_the_next_batch_goes_there(self, rank: Rank) -> None:
-        """It has all its pages; sending it hands nothing over, and no descriptor is left."""
-        rank.grant(5)
-        used = take(rank.own)
-        assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {5})
-        assert used.reserve(SIZE) == 0
-        rank.own.send(used)
-        assert (used.number, used.end, used.is_new) == (5, SIZE, False)
-        assert num_open() == 0
-        with pytest.raises(BlockingIOError):
-            rank.arrivals.take(5)
 
     @pytest.mark.parametrize("expected_bytes", [0, SIZE])
     def test_what_it_made_stays_mapped(self, rank: Rank, expected_bytes: int) -> None:
@@ -331,45 +246,12 @@ class TestGranted:
             del again
         assert num_mapped() == before
 
-    def test_what_the_rank_forgets_is_unmapped(self, rank: Rank) -> None:
-        """Its memory goes with the last reference."""
-        gc.collect()
-        before = num_mapped()
-        rank.grant(5)
-        kept = torch.frombuffer(take(rank.own).view, dtype=torch.uint8)
-        rank.own.accept(NO_GRANT._replace(forgotten=(5, 8)))
-        assert set(kept.tolist()) == {5}
-        del kept
-        assert num_mapped() == before - 1
-
-    def test_what_a_forked_child_can_read_goes_to_no_worker(self, rank: Rank) -> None:
-        """The child may read it for as long as it lives. The rank is told once, and this worker refuses it."""
-        rank.grant(5)
-        used = take(rank.own)
-        rank.own.note_fork()
-        rank.own.send(used)
-        del used
-        assert rank.own.report(0).get("inherited", ()) == (5,)
-        assert rank.own.report(0).get("inherited", ()) == ()
-        rank.grant(5)
-        assert rank.own.report(0).get("refused", ()) == (5,)
-
     def test_what_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
         """The last one comes first, also if it was put back; a batch that needs two gets both."""
         rank.grant(5)
         rank.grant(6)
         rank.own.put_back(take(rank.own))
         assert [take(rank.own).number for _ in range(2)] == [6, 5]
-        assert take(rank.own).is_new
-
-    def test_a_new_one_that_is_put_back_is_gone(self, rank: Rank) -> None:
-        """The rank does not know of it."""
-        gc.collect()
-        before = num_mapped()
-        made = take(rank.own)
-        rank.own.put_back(made)
-        del made
-        assert (num_open(), num_mapped()) == (0, before)
         assert take(rank.own).is_new
 
     def test_those_that_are_too_small_do_not_pile_up(self, rank: Rank) -> None:
@@ -434,33 +316,3 @@ class TestKept:
         assert set(rank.own.report(0)["kept"]) == {5, 6}
         del kept
         assert set(rank.own.report(0)["kept"]) == {other.number}
-
-
-class TestMapping:
-    """The mapping of a memfd."""
-
-    def test_it_outlives_its_descriptor(self) -> None:
-        """It goes with the last reference to any part of it."""
-        gc.collect()
-        before = num_mapped()
-        fd = os.memfd_create("numapin-slot")
-        os.ftruncate(fd, SIZE)
-        mapped = map_memfd(fd, SIZE)
-        os.close(fd)
-        mapped.fill_(7)
-        part = mapped[5:8]
-        del mapped
-        assert (part.tolist(), num_mapped(), num_open()) == ([7, 7, 7], before + 1, 0)
-        del part
-        assert num_mapped() == before
-
-    def test_what_cannot_be_mapped_is_an_error(self) -> None:
-        """It is the kernel's, and no descriptor is lost."""
-        fd = os.memfd_create("numapin-slot")
-        try:
-            os.ftruncate(fd, 1 << 49)
-            with pytest.raises(OSError, match="Cannot allocate memory"):
-                map_memfd(fd, 1 << 49)
-            assert num_open() == 1
-        finally:
-            os.close(fd)
