@@ -82,32 +82,29 @@ def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[
     assert before is None or reused(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
 
 
-class Forking:
-    """A collate function whose forked child collates other rows meanwhile, e.g. to write them to a log."""
-
-    def __call__(self, rows: list[Any]) -> Any:
-        """Collate in a child, then here, and then let the child write."""
-        read_end, write_end = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                other = default_collate([row(-1)] * len(rows))
-                os.close(write_end)
-                os.read(read_end, 1)
-                other.fill_(-5)
-            finally:
-                os._exit(0)
-        batch = default_collate([each["x"] for each in rows])
-        os.close(write_end)
-        os.close(read_end)
-        os.waitpid(pid, 0)
-        return batch
+def forking(rows: list[Any]) -> torch.Tensor:
+    """Collate here while a forked child, which writes later, collates other rows, e.g. to write them to a log."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            other = default_collate([row(-1)] * len(rows))
+            os.close(write_end)
+            os.read(read_end, 1)
+            other.fill_(-5)
+        finally:
+            os._exit(0)
+    batch: torch.Tensor = default_collate([each["x"] for each in rows])
+    os.close(write_end)
+    os.close(read_end)
+    os.waitpid(pid, 0)
+    return batch
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_child_of_a_worker_that_collates(loader_class: LoaderClass) -> None:
     """A process that the user forks in a worker does not write into the worker's batch."""
-    loader = loader_class(DATASET, batch_size=4, num_workers=1, collate_fn=Forking())
+    loader = loader_class(Rows(80), batch_size=4, num_workers=1, collate_fn=forking)
     for number, batch in enumerate(loader):
         assert torch.equal(batch, expected(number)), number
 
