@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
@@ -16,8 +17,10 @@ from tests.unit.data import seam
 from tests.unit.data.seam import BINDING, CpuSet, Locality, find_locality
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+Written: TypeAlias = "Callable[[str], Path]"
 RANK = RankPlan(
     local_rank=1,
     gpu=None,
@@ -34,18 +37,30 @@ HIDDEN = "2node-48cpu-8gpu-nosysfs"
 REMEDY = "if you know it, set it with node=N; see: numapin topo"
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Give a function that writes a machine's root, once."""
+
+    @cache
+    def write(machine: str) -> Path:
+        root = tmp_path_factory.mktemp(machine)
+        roots.write_root(roots.load(machine), root)
+        return root
+
+    return write
+
+
 def found(
-    root: Path,
+    written: Written,
     machine: str,
     *,
     node: int | None = None,
     device: int | None = None,
     rank: RankPlan | None = None,
 ) -> Locality:
-    """Write the machine's root and find the locality."""
+    """Find the locality on a machine."""
     environ = {} if rank is None else {BINDING: json.dumps(rank.to_json())}
-    roots.write_root(roots.load(machine), root)
-    return find_locality(environ=environ, node=node, device_index=device, root=root)
+    return find_locality(environ=environ, node=node, device_index=device, root=written(machine))
 
 
 class TestAlone:
@@ -62,10 +77,10 @@ class TestAlone:
             ("2pkg-8node-gpumem-smt4-6gpu", 5, 8),
         ],
     )
-    def test_the_node_of_the_gpu(self, tmp_path: Path, machine: str, device: int, node: int) -> None:
+    def test_the_node_of_the_gpu(self, written: Written, machine: str, device: int, node: int) -> None:
         """Memory prefers the GPU's node, workers get its CPUs, and the reason names the GPU."""
         facts = roots.load(machine)
-        locality = found(tmp_path, machine, device=device)
+        locality = found(written, machine, device=device)
         assert locality.reason.startswith(f"cuda:{device}: GPU {device} (")
         assert replace(locality, reason="") == Locality(
             nodes=CpuSet({node}),
@@ -76,9 +91,9 @@ class TestAlone:
             within=CpuSet(facts.cpu_nodes) if "gpumem" in machine else CpuSet(),
         )
 
-    def test_no_memory_on_the_node(self, tmp_path: Path) -> None:
+    def test_no_memory_on_the_node(self, written: Written) -> None:
         """The CPUs stay near the GPU; the memory is on the nearest node that has some."""
-        locality = found(tmp_path, "4node-memoryless-2gpu", device=0)
+        locality = found(written, "4node-memoryless-2gpu", device=0)
         assert (locality.cpus, locality.nodes) == (frozenset(range(4, 8)), frozenset({0}))
         assert "no allowed memory on node 1; node 0 is the nearest" in locality.reason
 
@@ -90,20 +105,20 @@ class TestAlone:
             (HIDDEN, 0, f"cuda:0: its NUMA node is unknown: no source reports it; {REMEDY}"),
         ],
     )
-    def test_nothing_is_known(self, tmp_path: Path, machine: str, device: int | None, reason: str) -> None:
+    def test_nothing_is_known(self, written: Written, machine: str, device: int | None, reason: str) -> None:
         """Nothing is placed or bound, and the reason says why; a virtual machine may hide the node."""
-        assert found(tmp_path, machine, device=device) == Locality(
+        assert found(written, machine, device=device) == Locality(
             nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason=reason
         )
 
-    def test_a_machine_that_cannot_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_machine_that_cannot_be_read(self, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
         """A missing library prevents the placement, not the program; its remedy is in the reason."""
 
         def fail(**_rest: object) -> None:
             raise LibnumaError("libnuma could not be loaded: gone", "install it")
 
         monkeypatch.setattr(seam.discover, "discover", fail)
-        locality = found(tmp_path, TWO_NODES, device=0)
+        locality = found(written, TWO_NODES, device=0)
         assert locality.nodes == frozenset()
         assert locality.reason.endswith("libnuma could not be loaded: gone; install it")
 
@@ -112,10 +127,10 @@ class TestOneNode:
     """A machine with one node."""
 
     @pytest.mark.parametrize("machine", ["1node-16cpu-1gpu-vm", "1pkg-nonode-2cpu"])
-    def test_it_is_that_one(self, tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_is_that_one(self, written: Written, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """The node is known without reading the machine; CPUs and policy stay as they are."""
         monkeypatch.setattr(seam.discover, "discover", None)
-        assert found(tmp_path, machine, device=0) == Locality(
+        assert found(written, machine, device=0) == Locality(
             nodes=CpuSet({0}),
             cpus=CpuSet(),
             memory=None,
@@ -123,10 +138,10 @@ class TestOneNode:
             reason="the machine has one NUMA node, 0",
         )
 
-    def test_the_plan_still_gives_the_cpus(self, tmp_path: Path) -> None:
+    def test_the_plan_still_gives_the_cpus(self, written: Written) -> None:
         """`numapin run` splits a node's CPUs among ranks."""
         rank = replace(RANK, cpus=CpuSet({3}), memory=Memory.NONE, nodes=CpuSet())
-        locality = found(tmp_path, "1node-16cpu-1gpu-vm", device=0, rank=rank)
+        locality = found(written, "1node-16cpu-1gpu-vm", device=0, rank=rank)
         assert (locality.nodes, locality.cpus, locality.memory) == (frozenset({0}), frozenset({3}), None)
 
 
@@ -143,9 +158,9 @@ class TestPlanned:
             (Memory.NONE, set()),
         ],
     )
-    def test_the_plan_is_taken_over(self, tmp_path: Path, memory: Memory, nodes: set[int]) -> None:
+    def test_the_plan_is_taken_over(self, written: Written, memory: Memory, nodes: set[int]) -> None:
         """The launcher's plan counts, whatever the device; its policy spreads interleaved memory, or leaves all."""
-        assert found(tmp_path, TWO_NODES, device=0, rank=replace(RANK, memory=memory)) == Locality(
+        assert found(written, TWO_NODES, device=0, rank=replace(RANK, memory=memory)) == Locality(
             nodes=CpuSet(nodes),
             cpus=CpuSet({24, 25}),
             memory=None if memory is Memory.NONE else memory,
@@ -172,11 +187,11 @@ class TestPlanned:
 class TestNamed:
     """A node that the user named."""
 
-    def test_it_wins(self, tmp_path: Path) -> None:
+    def test_it_wins(self, written: Written) -> None:
         """It takes precedence over the plan and the GPU, and brings its CPUs; pages stay on nodes with CPUs."""
-        locality = found(tmp_path / "gpu memory", "2pkg-34node-gpumem-4gpu", node=1)
+        locality = found(written, "2pkg-34node-gpumem-4gpu", node=1)
         assert (locality.nodes, locality.within) == (frozenset({1}), frozenset({0, 1}))
-        assert found(tmp_path, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
+        assert found(written, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
             nodes=CpuSet({0}),
             cpus=roots.load(TWO_NODES).cpu_nodes[0],
             memory=Memory.PREFERRED,
@@ -197,10 +212,10 @@ class TestNamed:
             ),
         ],
     )
-    def test_no_such_node(self, tmp_path: Path, machine: str, node: int, problem: str) -> None:
+    def test_no_such_node(self, written: Written, machine: str, node: int, problem: str) -> None:
         """The usable nodes are named; a node of GPU memory is not one of them."""
         with pytest.raises(UsageError) as caught:
-            found(tmp_path, machine, node=node)
+            found(written, machine, node=node)
         assert caught.value.message.startswith(problem)
         assert caught.value.hint == "see: numapin topo"
 
