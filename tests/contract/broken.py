@@ -1,7 +1,4 @@
-"""Loaders that each break the contract in one way, to prove that the tests notice.
-
-Input: torch's own loader. Output: subclasses of it, named after their fault.
-"""
+"""Loaders that each break the contract in one way, named after their fault, to prove that the tests notice."""
 
 from __future__ import annotations
 
@@ -9,11 +6,16 @@ import os
 import random
 import warnings
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.contract.watching import LoaderClass
 
 
 class _FaultyIterator(_MultiProcessingDataLoaderIter):
@@ -25,13 +27,10 @@ class _FaultyIterator(_MultiProcessingDataLoaderIter):
         return self.fault(super()._next_data)
 
 
-class Faulty(DataLoader[Any]):
+class _Faulty(DataLoader[Any]):
     """A loader whose iterator passes the function that returns the next batch to `fault`."""
 
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return the next batch, with the fault."""
-        return take()
+    fault: Any
 
     def _get_iterator(self) -> Any:
         iterator: Any = super()._get_iterator()
@@ -41,151 +40,138 @@ class Faulty(DataLoader[Any]):
         return iterator
 
 
-class MakesLists(Faulty):
+def takes(fault: Callable[[Callable[[], Any]], Any]) -> LoaderClass:
+    """Return a loader that takes each batch in this way."""
+    return type(fault.__name__, (_Faulty,), {"fault": staticmethod(fault)})
+
+
+def changes(change: Callable[[Any], Any]) -> LoaderClass:
+    """Return a loader that changes each batch in this way."""
+    return type(change.__name__, (_Faulty,), {"fault": staticmethod(lambda take: change(take()))})
+
+
+def starts(before: Callable[[Any], object]) -> LoaderClass:
+    """Return a loader that does this before it makes an iterator."""
+
+    def get_iterator(self: Any) -> Any:
+        before(self)
+        return DataLoader._get_iterator(self)
+
+    return type(before.__name__, (DataLoader,), {"_get_iterator": get_iterator})
+
+
+def samples(order: Callable[[list[Any]], list[Any]]) -> LoaderClass:
+    """Return a loader whose batches are sampled in another order."""
+    torchs: Any = DataLoader._index_sampler
+    sampler = property(lambda self: order([*torchs.fget(self)]))
+    return type(order.__name__, (DataLoader,), {"_index_sampler": sampler})
+
+
+@changes
+def makes_lists(batch: Any) -> Any:
     """Return lists in place of tuples of any kind."""
-
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return the batch as a list."""
-        batch = take()
-        return list(batch) if isinstance(batch, tuple) else batch
+    return list(batch) if isinstance(batch, tuple) else batch
 
 
-class Copies(Faulty):
+def _copy(value: Any) -> Any:
+    is_dense = isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
+    return value.clone(memory_format=torch.contiguous_format) if is_dense else value
+
+
+@changes
+def copies(batch: Any) -> Any:
     """Copy each tensor by itself, which loses strides, identity and shared storages."""
-
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return copies."""
-        batch = take()
-        if isinstance(batch, dict):
-            return {key: value.clone() for key, value in batch.items()}
-        if isinstance(batch, list):
-            return [value.clone() for value in batch]
-        return batch.clone(memory_format=torch.contiguous_format) if isinstance(batch, torch.Tensor) else batch
+    if type(batch) is dict:
+        return {key: _copy(value) for key, value in batch.items()}
+    return [_copy(value) for value in batch] if type(batch) is list else _copy(batch)
 
 
-class Demotes(Faulty):
+@changes
+def demotes(batch: Any) -> Any:
     """Return float32 in place of float64."""
-
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return the batch in single precision."""
-        batch = take()
-        return batch.float() if isinstance(batch, torch.Tensor) and batch.dtype == torch.float64 else batch
+    return batch.float() if isinstance(batch, torch.Tensor) and batch.dtype == torch.float64 else batch
 
 
-class Reuses(Faulty):
-    """Return every batch after the first ones in the same memory."""
-
-    def __init__(self, *arguments: Any, **rest: Any) -> None:
-        super().__init__(*arguments, **rest)
-        self.memory = torch.empty(4, 64, 64)
-
-    def fault(self, take: Any) -> Any:  # type: ignore[override]
-        """Return the batch in memory that the next batch reuses."""
-        batch = take()
-        return batch | {"x": self.memory.copy_(batch["x"])}
+_MEMORY = torch.empty(4, 64, 64)
 
 
-class KeepsBigStorage(Faulty):
+@changes
+def reuses(batch: Any) -> Any:
+    """Return every batch in the same memory."""
+    return batch | {"x": _MEMORY.copy_(batch["x"])}
+
+
+@changes
+def keeps_big_storage(batch: Any) -> Any:
     """Return tensors in a storage far larger than they are."""
-
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return the batch inside a larger storage."""
-        batch = take()
-        return batch | {"x": torch.cat([batch["x"], torch.zeros(40, 64, 64)])[:4]}
+    return batch | {"x": torch.cat([batch["x"], torch.zeros(40, 64, 64)])[:4]}
 
 
-class Locks(Faulty):
+@changes
+def locks(batch: Any) -> Any:
     """Return tensors that cannot be edited."""
-
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return the batch as inference tensors."""
-        batch = take()
-        with torch.inference_mode():
-            return batch | {"x": batch["x"].clone()}
+    with torch.inference_mode():
+        return batch | {"x": batch["x"].clone()}
 
 
-class Swallows(Faulty):
+@takes
+def swallows(take: Callable[[], Any]) -> Any:
     """Skip batches that failed."""
-
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return the next batch that does not fail."""
-        try:
-            return take()
-        except ValueError:
-            return take()
+    try:
+        return take()
+    except ValueError:
+        return take()
 
 
-class Rewords(Faulty):
+@takes
+def rewords(take: Callable[[], Any]) -> Any:
     """Raise another exception than the user's code."""
-
-    @staticmethod
-    def fault(take: Any) -> Any:
-        """Return the next batch or raise a RuntimeError."""
-        try:
-            return take()
-        except ValueError as error:
-            raise RuntimeError(str(error)) from None
+    try:
+        return take()
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
 
 
-class DrawsTwice(DataLoader[Any]):
+@starts
+def draws_twice(loader: Any) -> None:
     """Draw one more number from the generator for each iterator."""
-
-    def _get_iterator(self) -> Any:
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return super()._get_iterator()
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
-class DrawsInPython(DataLoader[Any]):
+@starts
+def draws_in_python(_loader: Any) -> None:
     """Draw from the random module."""
-
-    def _get_iterator(self) -> Any:
-        random.random()  # noqa: S311
-        return super()._get_iterator()
+    random.random()  # noqa: S311
 
 
-class SkipsInit(DataLoader[Any]):
+@starts
+def skips_init(loader: Any) -> None:
     """Skip worker_init_fn."""
-
-    def _get_iterator(self) -> Any:
-        given, self.worker_init_fn = self.worker_init_fn, None
-        try:
-            return super()._get_iterator()
-        finally:
-            self.worker_init_fn = given
+    loader.worker_init_fn = None
 
 
-def reseed(_worker_id: int) -> None:
-    """Seed a worker differently from torch."""
-    torch.manual_seed(torch.initial_seed() + 1)
-
-
-class Reseeds(DataLoader[Any]):
+@starts
+def reseeds(loader: Any) -> None:
     """Seed workers differently from torch."""
-
-    def __init__(self, *arguments: Any, **rest: Any) -> None:
-        super().__init__(*arguments, **{"worker_init_fn": reseed} | rest)
+    loader.worker_init_fn = lambda _worker: torch.manual_seed(torch.initial_seed() + 1)
 
 
-class Reverses(DataLoader[Any]):
+@starts
+def leaves_pipes(_loader: Any) -> None:
+    """Open a pipe for each iterator and never close it."""
+    os.pipe()
+
+
+@samples
+def reverses(order: list[Any]) -> list[Any]:
     """Return the batches in reverse order."""
-
-    @property
-    def _index_sampler(self) -> Any:
-        return list(super()._index_sampler)[::-1]
+    return order[::-1]
 
 
-class DropsLast(DataLoader[Any]):
+@samples
+def drops_last(order: list[Any]) -> list[Any]:
     """Drop the last batch."""
-
-    @property
-    def _index_sampler(self) -> Any:
-        return list(super()._index_sampler)[:-1]
+    return order[:-1]
 
 
 class LooksAhead(DataLoader[Any]):
@@ -198,17 +184,16 @@ class LooksAhead(DataLoader[Any]):
 class Thaws(DataLoader[Any]):
     """Allow every attribute to be set."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute."""
-        object.__setattr__(self, name, value)
+    __setattr__ = object.__setattr__  # type: ignore[assignment] # torch names its parameters otherwise
 
 
 class Wraps(DataLoader[Any]):
-    """Show a collate function that is not the user's."""
+    """Show a collate function that is not the user's, with a warning."""
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:
         super().__init__(*arguments, **rest)
         self.collate_fn = partial(default_collate)
+        warnings.warn("this loader is fast", stacklevel=2)
 
 
 class Renames(DataLoader[Any]):
@@ -230,32 +215,6 @@ class ForgetsLength(DataLoader[Any]):
         return length
 
 
-class StartsAnew(DataLoader[Any]):
-    """Start new workers for each epoch, even if they should persist."""
-
-    def __iter__(self) -> Any:
-        """Return a new iterator."""
-        return self._get_iterator()
-
-
-class LeavesPipes(DataLoader[Any]):
-    """Open a pipe for each iterator and never close it."""
-
-    def _get_iterator(self) -> Any:
-        os.pipe()
-        return super()._get_iterator()
-
-
-class LeavesWorkers(DataLoader[Any]):
-    """Keep the iterators."""
-
-    iterators: tuple[Any, ...] = ()
-
-    def _get_iterator(self) -> Any:
-        LeavesWorkers.iterators = (*LeavesWorkers.iterators[-1:], super()._get_iterator())
-        return self.iterators[-1]
-
-
 class SharesIterator(DataLoader[Any]):
     """Return the same iterator to all callers as long as one is in use."""
 
@@ -266,9 +225,12 @@ class SharesIterator(DataLoader[Any]):
         return self.shared
 
 
-class Warns(DataLoader[Any]):
-    """Issue a warning."""
+class StartsAnew(DataLoader[Any]):
+    """Start new workers for each epoch, even if they should persist, and keep all of them."""
 
-    def __init__(self, *arguments: Any, **rest: Any) -> None:
-        super().__init__(*arguments, **rest)
-        warnings.warn("this loader is fast", stacklevel=2)
+    iterators: tuple[Any, ...] = ()
+
+    def __iter__(self) -> Any:
+        """Return a new iterator."""
+        StartsAnew.iterators = (*StartsAnew.iterators[-1:], self._get_iterator())
+        return self.iterators[-1]

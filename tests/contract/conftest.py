@@ -16,13 +16,12 @@ import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.contract.datasets import Paced
-from tests.contract.describe import Described, describe
-from tests.contract.zoo import KINDS, ROUNDS, from_zoo
+from tests.contract.zoo import of_each_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.contract.describe import Described
     from tests.contract.watching import LoaderClass
 
 
@@ -63,6 +62,4 @@ def own_class(loader_class: LoaderClass) -> LoaderClass:
 @pytest.fixture(scope="session")
 def torchs() -> dict[str, list[Described]]:
     """Give torch's batches by kind; one loader delivers them all."""
-    loader = DataLoader(Paced(ROUNDS * len(KINDS), 0.0), collate_fn=from_zoo, num_workers=1)
-    batches = [describe(batch) for batch in loader]
-    return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}
+    return of_each_kind(DataLoader)[0]

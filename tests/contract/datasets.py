@@ -48,20 +48,34 @@ class Rows(Dataset[Any]):
         return {"x": row(index, self.shape), "index": index, "name": f"row {index}"}
 
 
-class Paced(Dataset[int]):
-    """Indices, a few milliseconds apart, so that slots are reused before the last one."""
+@dataclass(frozen=True)
+class Made(Dataset[Any]):
+    """Items that a function makes of an index, or of what else a sampler yields, after a pause."""
 
-    def __init__(self, size: int, pause_s: float) -> None:
-        self.size, self.pause_s = size, pause_s
+    make: Callable[[Any], Any] = int
+    size: int = 24
+    pause_s: float = 0.0
 
     def __len__(self) -> int:
-        """Return the number of indices."""
+        """Return the number of items."""
         return self.size
 
-    def __getitem__(self, index: int) -> int:
-        """Return the index, after a pause."""
+    def __getitem__(self, index: Any) -> Any:
+        """Return item `index`."""
         time.sleep(self.pause_s)
-        return index
+        return self.make(index)
+
+
+def cached(make: Callable[[int], Any], period: int) -> Callable[[int], Any]:
+    """Return a function that keeps what another one makes, and makes item n of n modulo `period`."""
+    kept: dict[int, Any] = {}
+
+    def get(index: int) -> Any:
+        if index % period not in kept:
+            kept[index % period] = make(index % period)
+        return kept[index % period]
+
+    return get
 
 
 class ListedRows(Rows):

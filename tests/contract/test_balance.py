@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 import numapin
 from numapin.errors import UsageError
-from tests.contract.datasets import At, CountingSampler, ListedRows, Raise, Rows, Stream, kill_worker, sleep_long
+from tests.contract.datasets import At, CountingSampler, Raise, Rows, Stream, kill_worker, sleep_long
 from tests.contract.describe import Described
 from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
 
@@ -94,17 +93,12 @@ def test_persistent_workers(uneven: Callable[..., DataLoader[Any]]) -> None:
 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "three": {"dataset": UNEVEN, "batch_size": 5, "num_workers": 3},
-    "one-worker": {"dataset": UNEVEN, "batch_size": 5, "num_workers": 1},
     "no-worker": {"dataset": UNEVEN, "batch_size": 5},
     "shuffle": {"dataset": UNEVEN, "batch_size": 4, "num_workers": 3, "shuffle": True},
     "prefetch-one": {"dataset": UNEVEN, "batch_size": 3, "num_workers": 2, "prefetch_factor": 1},
-    "prefetch-many": {"dataset": UNEVEN, "batch_size": 3, "num_workers": 3, "prefetch_factor": 5},
     "unbatched": {"dataset": UNEVEN, "batch_size": None, "num_workers": 2},
-    "getitems": {"dataset": ListedRows(delay_s=0.001), "batch_size": 4, "num_workers": 3},
     "distributed": {"dataset": UNEVEN, "batch_size": 4, "num_workers": 2, "sampler": DistributedSampler(UNEVEN, 2, 1)},
     "few-batches": {"dataset": Rows(2), "batch_size": 2, "num_workers": 3},
-    "empty": {"dataset": Rows(0), "batch_size": 2, "num_workers": 2},
-    "timeout-not-reached": {"dataset": UNEVEN, "batch_size": 4, "num_workers": 2, "timeout": 30},
     "persistent": {"dataset": UNEVEN, "batch_size": 3, "num_workers": 2, "shuffle": True, "persistent_workers": True},
 }
 
@@ -130,13 +124,6 @@ def _of_any_worker(seen: Seen) -> Seen:
         return replace(event, text=re.sub(r"worker process \d+", "worker process", event.text))
 
     return replace(seen, epochs=tuple(tuple(without_number(event) for event in events) for events in seen.epochs))
-
-
-def test_two_iterators_at_once() -> None:
-    """Each iterator has its own workers and its own counts."""
-    loader = BALANCED(Rows(12), batch_size=2, num_workers=2)
-    first = [a["index"].tolist() for pair in zip(loader, loader, strict=True) for a in pair]
-    assert first == [batch for start in range(0, 12, 2) for batch in [[start, start + 1]] * 2]
 
 
 @pytest.mark.parametrize(
@@ -197,26 +184,3 @@ def test_copies_of_the_loader_keep_it() -> None:
     indices, made = _make(copy)
     assert indices == list(range(90))
     assert made[0] <= 12
-
-
-def test_random_numbers_of_a_dataset_that_seeds_by_index() -> None:
-    """What the guide recommends for reproducible runs holds: such a dataset does not depend on its worker."""
-
-    def values(loader: DataLoader[Any]) -> list[float]:
-        return [float(value) for value in loader]
-
-    arguments: dict[str, Any] = {"dataset": SeededByIndex(), "num_workers": 3, "generator": None}
-    assert values(BALANCED(**arguments)) == values(DataLoader(**arguments))
-
-
-class SeededByIndex(Dataset[Any]):
-    """Random numbers that depend on the index only."""
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return 30
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """Return a random number, after a time that depends on the index."""
-        time.sleep(0.001 * (index % 3))
-        return torch.rand((), generator=torch.Generator().manual_seed(index))

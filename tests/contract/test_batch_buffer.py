@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, get_worker_info
 
 import numapin
 from numapin.errors import UsageError
-from tests.contract.datasets import Rows, row
+from tests.contract.datasets import Made, row
 from tests.contract.seam import Packer, buffer
 from tests.contract.watching import TORCH, LoaderClass
 
@@ -31,11 +31,6 @@ def write(indices: Sequence[int]) -> torch.Tensor:
     for out, index in zip(batch, indices, strict=True):
         out.copy_(row(index))
     return batch
-
-
-def tensor(indices: Sequence[int]) -> Any:
-    """Return the buffer itself."""
-    return write(indices)
 
 
 def array(indices: Sequence[int]) -> Any:
@@ -61,30 +56,8 @@ def several(indices: Sequence[int]) -> Any:
     return {"x": write(indices), "labels": labels, "flags": [flags, write(indices)], "first": indices[0]}
 
 
-@dataclass(frozen=True)
-class Batches(Dataset[Any]):
-    """A dataset that makes whole batches with a function of their indices."""
-
-    make: Callable[[Sequence[int]], Any]
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return SIZE
-
-    def __getitem__(self, indices: Sequence[int]) -> Any:
-        """Return a batch."""
-        return self.make(indices)
-
-
-@dataclass(frozen=True)
-class Listed(Dataset[Any]):
-    """A dataset that reads a batch at a time, as `__getitems__` does; its collate_fn leaves the batch as it is."""
-
-    make: Callable[[Sequence[int]], Any]
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return SIZE
+class Listed(Made):
+    """A dataset that reads a batch at a time, as `__getitems__` does."""
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Return a batch."""
@@ -110,12 +83,7 @@ class Stream(IterableDataset[Any]):
 def in_batches(make: Callable[[Sequence[int]], Any], **options: Any) -> dict[str, Any]:
     """Return a loader's arguments for a dataset that makes whole batches."""
     sampler = BatchSampler(SequentialSampler(range(SIZE)), BATCH, drop_last=False)
-    return {"dataset": Batches(make), "batch_size": None, "sampler": sampler, "num_workers": 2, **options}
-
-
-def same(thing: Any) -> Any:
-    """Return the argument."""
-    return thing
+    return {"dataset": Made(make, SIZE), "batch_size": None, "sampler": sampler, "num_workers": 2, **options}
 
 
 def forbid_copies(_worker: int) -> None:
@@ -131,25 +99,30 @@ def forbid_copies(_worker: int) -> None:
 def assert_same(ours: LoaderClass, arguments: dict[str, Any], **options: Any) -> Any:
     """Fail unless two epochs of our loader are as torch's; return our loader."""
     loader = ours(**(arguments | options))
+    theirs = list(TORCH(**arguments))
     for _ in range(2):
-        theirs = list(TORCH(**arguments))
         for number, batch in enumerate(loader):
             torch.testing.assert_close(batch, theirs[number], rtol=0, atol=0)
     return loader
 
 
-@pytest.mark.parametrize("make", [tensor, array, from_array, changed_views, several])
-def test_nothing_is_copied(own_class: LoaderClass, make: Callable[[Sequence[int]], Any]) -> None:
+def all_of(*makes: Callable[[Sequence[int]], Any]) -> Callable[[Sequence[int]], Any]:
+    """Return a function that makes a batch of what each of these makes."""
+    return lambda indices: [make(indices) for make in makes]
+
+
+def test_nothing_is_copied(own_class: LoaderClass) -> None:
     """Buffers, views of them and numpy arrays over them travel in the slot as they are."""
+    make = all_of(write, array, from_array, changed_views, several)
     assert_same(own_class, in_batches(make), worker_init_fn=forbid_copies)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"dataset": Listed(tensor), "collate_fn": same, "batch_size": BATCH},
-        {"dataset": range(SIZE), "collate_fn": tensor, "batch_size": BATCH},
-        {"dataset": Stream(tensor), "batch_size": None},
+        {"dataset": Listed(write, SIZE), "collate_fn": lambda batch: batch, "batch_size": BATCH},
+        {"dataset": range(SIZE), "collate_fn": write, "batch_size": BATCH},
+        {"dataset": Stream(write), "batch_size": None},
     ],
     ids=["getitems", "collate_fn", "iterable"],
 )
@@ -158,25 +131,19 @@ def test_wherever_batches_are_made(own_class: LoaderClass, arguments: dict[str, 
     assert_same(own_class, arguments | {"num_workers": 2}, worker_init_fn=forbid_copies)
 
 
-class Keeper:
-    """Makes batches, and keeps buffers of all earlier ones in the worker, which must stay as they were."""
-
-    def __init__(self, *, returns_old: bool) -> None:
-        self.returns_old, self.kept = returns_old, list[tuple[int, torch.Tensor]]()
-
-    def __call__(self, indices: Sequence[int]) -> Any:
-        """Return a batch, and the one three before it."""
-        for first, old in self.kept:
-            assert torch.equal(old[0], row(first)), "a kept buffer was overwritten"
-        self.kept.append((indices[0], write(indices)))
-        write(indices)  # dropped
-        return write(indices), self.kept[max(0, len(self.kept) - 4)][1] if self.returns_old else None
-
-
 @pytest.mark.parametrize("returns_old", [False, True])
 def test_kept_buffers(own_class: LoaderClass, *, returns_old: bool) -> None:
     """A buffer that the dataset keeps is never overwritten, and is copied if it comes with a later batch."""
-    loader = own_class(**in_batches(Keeper(returns_old=returns_old)))
+    kept: list[tuple[int, torch.Tensor]] = []
+
+    def make(indices: Sequence[int]) -> Any:
+        for first, old in kept:
+            assert torch.equal(old[0], row(first)), "a kept buffer was overwritten"
+        kept.append((indices[0], write(indices)))
+        write(indices)  # dropped
+        return write(indices), kept[max(0, len(kept) - 4)][1] if returns_old else None
+
+    loader = own_class(**in_batches(make))
     for _ in range(3):
         for number, (batch, old) in enumerate(loader):
             assert torch.equal(batch[1], row(BATCH * number + 1))
@@ -184,17 +151,16 @@ def test_kept_buffers(own_class: LoaderClass, *, returns_old: bool) -> None:
                 assert torch.equal(old[1], row(BATCH * (number - min(number // 2, 3) * 2) + 1))
 
 
-def dropping(indices: Sequence[int]) -> Any:
-    """Write buffers of which none is in the batch; return the open descriptors and mapped memfds of this worker."""
-    write(indices)
-    numapin.batch_buffer(1 << 20, torch.uint8)
-    num_mapped = Path("/proc/self/maps").read_text().count("memfd:numapin-slot")
-    return len(list(Path("/proc/self/fd").iterdir())), num_mapped
-
-
 def test_dropped_buffers(own_class: LoaderClass) -> None:
     """Memory that is not in the batch is not sent, and does not accumulate in the worker."""
-    loader = own_class(**in_batches(dropping, num_workers=1))
+
+    def make(indices: Sequence[int]) -> Any:
+        write(indices)
+        numapin.batch_buffer(1 << 20, torch.uint8)
+        num_mapped = Path("/proc/self/maps").read_text().count("memfd:numapin-slot")
+        return len(list(Path("/proc/self/fd").iterdir())), num_mapped
+
+    loader = own_class(**in_batches(make, num_workers=1))
     seen = [tuple(batch) for batch in loader]
     assert len(set(seen[1:])) == 1, seen
     assert loader.stats().slots == 0  # type: ignore[attr-defined]
@@ -216,7 +182,7 @@ def test_slots_are_used_again_after_dropped_buffers(own_class: LoaderClass) -> N
 
 def test_a_buffer_at_the_end_of_a_stream(own_class: LoaderClass) -> None:
     """A buffer that was requested before an iterable dataset ended takes no room in the next epoch's first batch."""
-    arguments = {"dataset": Stream(tensor, is_wasteful=True), "batch_size": None, "num_workers": 2}
+    arguments = {"dataset": Stream(write, is_wasteful=True), "batch_size": None, "num_workers": 2}
     loader = assert_same(own_class, arguments, persistent_workers=True, worker_init_fn=forbid_copies)
     assert loader.stats().bytes == 2 * NUM_BATCHES * row(0).nbytes * BATCH
     loader.close()
@@ -249,23 +215,16 @@ def empty(indices: Sequence[int]) -> Any:
     return numapin.batch_buffer((0, 3)), numapin.batch_buffer(()).fill_(indices[0]), write(indices)
 
 
-class SingleRows(Rows):
-    """Rows that are buffers themselves."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a row."""
-        return write([index])[0]
-
-
-@pytest.mark.parametrize("make", [in_thread, on_meta, growing, empty])
-def test_unusual_requests(own_class: LoaderClass, make: Callable[[Sequence[int]], Any]) -> None:
+def test_unusual_requests(own_class: LoaderClass) -> None:
     """Another thread, another default device, any size: the batch is right."""
-    assert_same(own_class, in_batches(make))
+    assert_same(own_class, in_batches(all_of(in_thread, on_meta, growing, empty)))
 
 
 def test_buffers_for_samples(own_class: LoaderClass) -> None:
     """Buffers for single samples can be collated."""
-    assert_same(own_class, {"dataset": SingleRows(SIZE), "batch_size": BATCH, "num_workers": 2})
+    assert_same(
+        own_class, {"dataset": Made(lambda index: write([index])[0], SIZE), "batch_size": BATCH, "num_workers": 2}
+    )
 
 
 @pytest.mark.parametrize("options", [{"pinned_budget": 0}, {"num_workers": 0}])
@@ -311,13 +270,3 @@ class TestElsewhere:
         assert asked == [{"pin_memory": True}] * 2
         err = capsys.readouterr().err
         assert err.count("not pinned: CUDA error: out of memory; see: numapin.pinned.budget()") == 1
-
-
-def test_collated_buffers_are_stacked_once(own_class: LoaderClass) -> None:
-    """The default collate stacks buffers into the slot, too."""
-    loader = own_class(Rows(SIZE), BATCH, num_workers=1, collate_fn=_stacked)
-    assert all(torch.equal(batch[2], row(BATCH * n + 2)) for n, batch in enumerate(loader))
-
-
-def _stacked(rows: list[Any]) -> Any:
-    return default_collate([write([sample["index"]])[0] for sample in rows])

@@ -13,7 +13,7 @@ import numapin
 from tests.contract.watching import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 BF16 = torch.bfloat16
 LARGE = (1 << 20) + 3  # two of them are stacked on threads
@@ -66,6 +66,11 @@ def buffered(samples: Sequence[Any]) -> Any:
     return narrow, wide
 
 
+def each(samples: list[Any]) -> Any:
+    """Return a batch of each kind."""
+    return [collate(samples) for collate in (default_collate, listed, unusual, subclassed, buffered)]
+
+
 def bits(thing: Any) -> Any:
     """Return a batch with each bfloat16 tensor as integers, since NaN differs from itself, and others as they are."""
     if isinstance(thing, dict):
@@ -90,11 +95,10 @@ def narrowed(thing: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, for every sparse tensor that it sends
-@pytest.mark.parametrize("collate", [default_collate, listed, unusual, subclassed, buffered])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"pinned_budget": 0}], ids=["", "no-workers", "no-slots"])
-def test_values(own_class: Any, collate: Callable[[Any], Any], options: dict[str, Any]) -> None:
+def test_values(own_class: Any, options: dict[str, Any]) -> None:
     """Every tensor has the bits that `.to(torch.bfloat16)` gives; integers and numpy arrays stay as they are."""
-    arguments: dict[str, Any] = {"dataset": Values(), "batch_size": 2, "num_workers": 1, "collate_fn": collate}
+    arguments: dict[str, Any] = {"dataset": Values(), "batch_size": 2, "num_workers": 1, "collate_fn": each}
     theirs = [bits(narrowed(batch)) for batch in TORCH(**arguments | {"num_workers": 0})]
     ours = [bits(batch) for batch in own_class(**arguments | options, cast=BF16)]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

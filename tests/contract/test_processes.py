@@ -7,22 +7,26 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
+from tests.contract import rank
 from tests.contract.rank import LOOK_S, SCENES
 from tests.contract.watching import TORCH
+from tests.data.warm import ENVIRON, ROOT, forker
+from tests.integration.forking import CommandLine
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.contract.watching import LoaderClass
+    from tests.integration.forking import Forked
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("stop_stepping", "fork"))
 
 
@@ -30,7 +34,9 @@ KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("s
 class Program:
     """A program in its own session, so that all its descendants can be found."""
 
-    process: subprocess.Popen[str]
+    process: Forked | subprocess.Popen[str]
+    out: IO[str]
+    err: IO[str]
 
     def members(self) -> list[int]:
         """Return the live processes of its session, without zombies."""
@@ -38,11 +44,15 @@ class Program:
 
     def wait_for(self, word: str) -> None:
         """Wait until it prints this line."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip() == word:
-                return
-        pytest.fail(f"ended without {word!r}: {self.process.communicate()[1]}")
+        if not any(line.strip() == word for line in self.out):
+            pytest.fail(f"ended without {word!r}: {self.said()}")
+
+    def said(self) -> tuple[str, str]:
+        """Wait for its end, and return the rest of its output, and its stderr."""
+        rest = self.out.read()
+        self.process.wait(60)
+        self.err.seek(0)
+        return rest, self.err.read()
 
     def ends(self) -> None:
         """Wait until all members have ended. numapin's workers need not look for that: see `running`."""
@@ -64,24 +74,19 @@ def running(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Pro
     Only torch's workers look now and then whether the program is alive.
     """
     assert scene in SCENES
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.contract.rank", name, scene, method]
-    environ = os.environ | ({} if kind is TORCH else {LOOK_S: "1000000"})
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environ,
-        text=True,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        program = Program(process)
+    arguments = [f"{kind.__module__}:{kind.__qualname__}", scene, method]
+    environ = ENVIRON | ({} if kind is TORCH else {LOOK_S: "1000000"})
+    command = CommandLine(module=rank.__file__, arguments=arguments, environ=environ, cwd=str(ROOT), new_session=True)
+    read_end, write_end = os.pipe()
+    with open(read_end, encoding="utf-8") as out, tempfile.TemporaryFile("w+") as err:  # noqa: PTH123 - a descriptor
+        process = forker().start(command, out=write_end, err=err.fileno())
+        os.close(write_end)
         try:
-            yield program
+            yield Program(process, out, err)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +126,7 @@ def test_made_in_a_thread_that_ends(loader_class: LoaderClass) -> None:
 def test_first_epochs_in_threads(loader_class: LoaderClass) -> None:
     """Threads may each run an epoch at once, as the first thing that a program does: no worker inherits a held lock."""
     with running(loader_class, "run_in_threads") as program:
-        out, _ = program.process.communicate(timeout=60)
+        out, _ = program.said()
         assert out == f"ready {[190] * 4}\n"
 
 
@@ -132,7 +137,7 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
         program.wait_for("ready")
         (os.killpg if whole_group else os.kill)(program.process.pid, signal.SIGINT)
         program.ends()
-        last = program.process.communicate()[1].splitlines()[-1]
+        last = program.said()[1].splitlines()[-1]
         assert (program.process.returncode, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
 
 
@@ -148,7 +153,7 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
 def test_ends_in_the_middle(loader_class: LoaderClass, scene: str, status: int, last: str) -> None:
     """A program may end at any point: with its own status, only its own message, and no process left."""
     with running(loader_class, scene) as program:
-        out, err = program.process.communicate(timeout=60)
+        out, err = program.said()
         assert "ready" in out
         assert (program.process.returncode, err.strip().splitlines()[-1:]) == (status, [last] if last else [])
         program.ends()
@@ -157,7 +162,7 @@ def test_ends_in_the_middle(loader_class: LoaderClass, scene: str, status: int, 
 def test_handler_for_children(loader_class: LoaderClass) -> None:
     """A SIGCHLD handler that was set before the loader was made is still called."""
     with running(loader_class, "chain_handler") as program:
-        out, err = program.process.communicate(timeout=60)
+        out, err = program.said()
         assert (out, err) == ("ready\ncalled True\n", "")
 
 

@@ -53,9 +53,8 @@ def own_generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("persistent", [False, True])
 def test_one_base_seed_per_iterator(loader_class: LoaderClass, workers: int, own: bool, persistent: bool) -> None:  # noqa: FBT001
     """Each iterator draws one 64-bit number, from the generator if there is one; a persistent one draws it once."""
     generator = own_generator() if own else torch.default_generator
@@ -65,12 +64,12 @@ def test_one_base_seed_per_iterator(loader_class: LoaderClass, workers: int, own
         Rows(8),
         batch_size=2,
         num_workers=workers,
-        persistent_workers=persistent and workers > 0,
+        persistent_workers=persistent,
         generator=generator if own else None,
     )
     for epoch in range(3):
         iterator = iter(loader)
-        if epoch == 0 or not (persistent and workers):
+        if epoch == 0 or not persistent:
             torch.empty((), dtype=torch.int64).random_(generator=expected)
         assert torch.equal(generator.get_state(), expected.get_state())
         list(iterator)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import pickle
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +13,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import numapin
-from tests.contract.datasets import row
+from tests.contract.datasets import Raise, Stream, kill_worker, row
 from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import STATEFUL, LoaderStateError, stateful
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 torchdata: Any = pytest.importorskip(
     "torchdata.stateful_dataloader.stateful_dataloader", reason="no torchdata; type: pip install .[dev]"
@@ -32,11 +30,22 @@ TORCHDATA = torchdata.StatefulDataLoader
 Ours: Any = numapin.StatefulDataLoader
 
 
-class Items(Dataset[Any]):
-    """Rows with an index and a random number; index `bad` raises, and index `fatal` kills the worker."""
+class Reduced:
+    """A value that calls a function when it is sent, which returns how it is made again."""
 
-    def __init__(self, size: int = 14, *, bad: int = -1, fatal: int = -1) -> None:
-        self.size, self.bad, self.fatal = size, bad, fatal
+    def __init__(self, reduce: Callable[[], Any]) -> None:
+        self.reduce = reduce
+
+    def __reduce__(self) -> Any:
+        """Call it."""
+        return self.reduce()
+
+
+class Items(Dataset[Any]):
+    """Rows with an index and a random number, of which index `bad` is another item, or calls what makes it."""
+
+    def __init__(self, size: int = 14, *, bad: int = -1, act: Callable[[], Any] = int) -> None:
+        self.size, self.bad, self.act = size, bad, act
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -45,9 +54,7 @@ class Items(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Return an item."""
         if index == self.bad:
-            raise KeyError(index)
-        if index == self.fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+            return self.act()
         return {"x": row(index), "index": index, "random": torch.rand(1)}
 
 
@@ -75,56 +82,6 @@ class Counting(IterableDataset[Any]):
         self.next = int(state["large"][0])
 
 
-class Plain(IterableDataset[Any]):
-    """Rows without a state: torchdata resumes by dropping batches."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the rows."""
-        return (row(number) for number in range(10))
-
-
-class Refused:
-    """A value that cannot be sent."""
-
-    def __reduce__(self) -> str:
-        """Refuse."""
-        raise ValueError("not to be sent")
-
-
-class Unsendable(Items):
-    """Items of which one cannot be sent."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return an item."""
-        return Refused() if index == 3 else row(index)
-
-
-def fail_to_open() -> None:
-    """Fail in the rank."""
-    raise ValueError("not to be opened")
-
-
-class Unopenable:
-    """A value that is sent, but cannot be made again in the rank."""
-
-    def __reduce__(self) -> Any:
-        """Send a call that fails."""
-        return fail_to_open, ()
-
-
-class Closed(Items):
-    """Items of which number 5 cannot be opened."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return an item."""
-        return {"index": index, "x": Unopenable() if index == 5 else row(index)}
-
-
-def collate_items(items: list[Any]) -> list[Any]:
-    """Leave the items as they are."""
-    return items
-
-
 def fail_to_start(worker: int) -> None:
     """Fail in worker 1."""
     if worker == 1:
@@ -135,11 +92,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "shuffled": (Items(), {"shuffle": True, "batch_size": 2}),
     "every third state": (Items(), {"batch_size": 1, "snapshot_every_n_steps": 3}),
     "persistent": (Items(), {"shuffle": True, "batch_size": 3, "persistent_workers": True}),
-    "iterable with a state": (Counting(), {"batch_size": 2}),
     "iterable with a state, persistent": (Counting(), {"batch_size": 2, "persistent_workers": True}),
-    "iterable without a state": (Plain(), {"batch_size": 2, "prefetch_factor": 1}),
+    "iterable without a state": (Stream(8, 9), {"batch_size": 2, "prefetch_factor": 1}),
     "no workers": (Items(), {"shuffle": True, "batch_size": 2, "num_workers": 0}),
-    "iterable, no workers": (Counting(), {"batch_size": 2, "num_workers": 0}),
 }
 
 
@@ -198,10 +153,14 @@ def test_spawned_workers() -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "expected"),
     [
-        (Items(bad=5), {}, "KeyError: 5"),
-        (Unsendable(), {"collate_fn": collate_items}, "not to be sent"),
+        (Items(bad=5, act=Raise(KeyError, (5,))), {}, "KeyError: 5"),
+        (
+            Items(bad=3, act=lambda: Reduced(Raise(ValueError, ("not to be sent",)))),
+            {"collate_fn": list},
+            "not to be sent",
+        ),
         (Items(), {"worker_init_fn": fail_to_start}, "no worker 1 today"),
-        (Items(fatal=6), {}, "DataLoader worker (pid"),
+        (Items(bad=6, act=kill_worker), {}, "DataLoader worker (pid"),
     ],
     ids=["item", "unsendable", "start", "killed"],
 )
@@ -218,7 +177,7 @@ def test_after_an_error_the_rest_comes() -> None:
 
     def seen(cls: Any) -> list[Any]:
         torch.manual_seed(5)
-        loader = cls(Items(bad=5), num_workers=2, batch_size=1)
+        loader = cls(Items(bad=5, act=Raise(KeyError)), num_workers=2, batch_size=1)
         iterator, found = iter(loader), []
         for _ in range(14):
             try:
@@ -232,7 +191,8 @@ def test_after_an_error_the_rest_comes() -> None:
 
 def test_after_a_batch_that_cannot_be_opened_the_rest_comes() -> None:
     """The error is that batch's only; its place is in the sequence."""
-    loader = Ours(Closed(), num_workers=2, batch_size=None)
+    fails = Raise(ValueError, ("not to be opened",))
+    loader = Ours(Items(bad=5, act=lambda: Reduced(lambda: (fails, ()))), num_workers=2, batch_size=None)
     iterator = iter(loader)
     assert [next(iterator)["index"] for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="not to be opened"):
@@ -241,14 +201,11 @@ def test_after_a_batch_that_cannot_be_opened_the_rest_comes() -> None:
     assert [batch["index"] for batch in iterator] == list(range(6, 14))
 
 
-def test_out_of_order() -> None:
-    """With in_order=False all items come, and the end of the epoch is found."""
-    loader = Ours(Items(), num_workers=2, batch_size=1, in_order=False)
-    assert sorted(int(batch["index"]) for batch in loader) == list(range(14))
-
-
 def test_an_abandoned_epoch_ends_its_workers() -> None:
-    """An iterator that is dropped in the middle leaves no process behind; persistent workers go on with a new epoch."""
+    """An iterator that is dropped in the middle leaves no process behind; persistent workers go on with a new epoch.
+
+    With in_order=False all items come, and the end of the epoch is found.
+    """
     loader = Ours(Items(), num_workers=2, batch_size=1)
     iterator = iter(loader)
     next(iterator)
@@ -260,6 +217,8 @@ def test_an_abandoned_epoch_ends_its_workers() -> None:
     persistent = Ours(Items(), num_workers=2, batch_size=1, persistent_workers=True)
     next(iter(persistent))
     assert [int(batch["index"]) for batch in persistent] == list(range(14))
+    loader = Ours(Items(), num_workers=2, batch_size=1, in_order=False)
+    assert sorted(int(batch["index"]) for batch in loader) == list(range(14))
 
 
 def test_torchdata_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:

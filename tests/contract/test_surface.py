@@ -56,13 +56,11 @@ def test_signature(loader_class: LoaderClass) -> None:
 
 
 def test_own_options(own_class: LoaderClass) -> None:
-    """The loader's own options are these; they are optional and are readable attributes."""
-    parameters = inspect.signature(own_class).parameters
-    assert [(name, parameters[name].default) for name in OWN] == [
-        (name, False if name == "strict" else None) for name in OWN
-    ]
-    loader = own_class(Rows())
-    assert [getattr(loader, name) for name in OWN] == [None, None, None, False]
+    """The loader's own options are optional and are readable attributes."""
+    parameters, loader = inspect.signature(own_class).parameters, own_class(Rows())
+    expected = [(name, False if name == "strict" else None) for name in OWN]
+    assert [(name, parameters[name].default) for name in OWN] == expected
+    assert [(name, getattr(loader, name)) for name in OWN] == expected
 
 
 @pytest.mark.parametrize("given", [{"dataset": Rows(4)}, GIVEN, {"dataset": Stream(3), "batch_size": None}], ids=len)
@@ -99,15 +97,6 @@ def test_frozen_attributes(loader_class: LoaderClass, name: str) -> None:
     assert errors[0] == errors[1]
 
 
-def test_start_method_can_be_changed(loader_class: LoaderClass) -> None:
-    """The start method is a property that validates its value, also after init."""
-    loader: Any = loader_class(Rows(), num_workers=1)
-    loader.multiprocessing_context = "fork"
-    assert loader.multiprocessing_context.get_start_method() == "fork"
-    with pytest.raises(ValueError, match="should specify a valid start method"):
-        loader.multiprocessing_context = "thread"
-
-
 def test_class(loader_class: LoaderClass) -> None:
     """The class is a torch DataLoader with that name, can be subscripted with a type, and returns torch's iterators."""
     assert issubclass(loader_class, TORCH)
@@ -139,20 +128,6 @@ def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
     loader = Counted(Rows(12), every=2, num_workers=2)
     assert [batch["index"].item() for batch in loader] == [0, 2, 4, 6, 8, 10]
     assert len(loader) == 6
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_length(loader_class: LoaderClass, drop_last: bool) -> None:  # noqa: FBT001
-    """The length is the number of batches of a map dataset, or a stream's claim; without it, it is torch's error."""
-    arguments: dict[str, Any] = {"batch_size": 5, "drop_last": drop_last}
-    for dataset in (Rows(48), Stream(9, claims=48), Stream(9)):
-        lengths: list[object] = []
-        for kind in (loader_class, TORCH):
-            try:
-                lengths.append(len(kind(dataset, **arguments)))
-            except TypeError as error:
-                lengths.append(failure(error))
-        assert lengths[0] == lengths[1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -75,7 +75,7 @@ def summed(rows: list[Any]) -> tuple[torch.Tensor, int]:
 
 
 SLOW = Rows(delay_s=0.002)  # slow enough for slots to be reused before the end
-WORKERS = (0, 1, 2, 3)
+WORKERS = (0, 1, 3)
 CASES = {
     # large enough for several threads; one sample has fewer elements than there are threads
     **{
@@ -91,7 +91,7 @@ CASES = {
         multiprocessing_context="fork",  # the default of Python 3.14 pickles the dataset, and torch crashes
     ),
     **{f"plain-{n}": case(dataset=SLOW, batch_size=5, num_workers=n) for n in WORKERS},
-    **{f"drop-last-{n}": case(dataset=Rows(), batch_size=5, drop_last=True, num_workers=n) for n in WORKERS},
+    **{f"drop-last-{n}": case(dataset=Rows(), batch_size=5, drop_last=True, num_workers=n) for n in (0, 2)},
     **{f"shuffle-{n}": case(dataset=Rows(), batch_size=4, shuffle=True, num_workers=n) for n in (0, 2)},
     **{
         f"shuffle-generator-{n}": case(
@@ -182,15 +182,14 @@ def test_the_same_batches_as_torch(loader_class: LoaderClass, name: str) -> None
     assert any(theirs.epochs) or name == "empty", "this case compares nothing"
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_the_same_batches_in_processes_started_anew(loader_class: LoaderClass, method: str) -> None:
-    """Spawned workers get the dataset and send the same batches as forked ones."""
+def test_the_same_batches_in_processes_started_anew(loader_class: LoaderClass) -> None:
+    """Workers of a fork server get the dataset and send the same batches as forked ones."""
 
     def made(kind: LoaderClass, context: str) -> Seen:
         arguments: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": True, "persistent_workers": True}
         return watch(lambda: kind(SLOW, multiprocessing_context=context, **arguments), (None, 3, None))
 
-    assert_same_seen(made(loader_class, method), made(TORCH, "fork"))
+    assert_same_seen(made(loader_class, "forkserver"), made(TORCH, "fork"))
 
 
 @pytest.mark.parametrize(("prefetch", "workers"), [(1, 2), (3, 2), (2, 3)])

@@ -4,121 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 from torch.utils.data._utils import collate
 
-from tests.contract.datasets import row
+from tests.contract.datasets import Made, row
 from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import Miss
-from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, assert_same_seen, watch
+from tests.contract.watching import TORCH, LoaderClass, assert_as_torch
+from tests.contract.zoo import Named, pad, ragged
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 NUM_BATCHES = 12  # more than there are slots, so that some travel in a free one
 SHARED = row(5).share_memory_()
-
-
-@dataclass(frozen=True, slots=True)
-class Made(Dataset[Any]):
-    """Samples made by a function of their index."""
-
-    make: Callable[[int], Any]
-
-    def __len__(self) -> int:
-        """Return the number of samples, for two in a batch."""
-        return 2 * NUM_BATCHES
-
-    def __getitem__(self, index: int) -> Any:
-        """Return sample `index`."""
-        return self.make(index)
-
-
-class Wrapped(torch.Tensor):
-    """A tensor such as torchvision's: only these functions return its class, others a plain tensor."""
-
-    KEPT: ClassVar = {torch.Tensor.clone, torch.Tensor.to, torch.Tensor.detach, torch.Tensor.requires_grad_}
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and choose the class of its result."""
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **(kwargs or {}))
-            is_tensor = isinstance(out, torch.Tensor)
-            return out.as_subclass(cls if func in cls.KEPT else torch.Tensor) if is_tensor else out
-
-
-class Named(torch.Tensor):
-    """A tensor whose stack is of its own class, with an attribute."""
-
-    name: str
-
-
-@dataclass
-class Annotated:
-    """A user's class around arrays and tensors."""
-
-    image: torch.Tensor
-    rest: dict[str, Any]
-
-
-def wrapped(index: int) -> torch.Tensor:
-    """Return a tensor of the first class."""
-    return row(index).as_subclass(Wrapped)
-
-
-def named(index: int) -> torch.Tensor:
-    """Return a tensor of the second class, with an attribute that holds a tensor."""
-    tensor = row(index).as_subclass(Named)
-    tensor.__dict__["boxes"] = row(index, (50, 4))
-    return tensor
-
-
-def ragged(index: int) -> torch.Tensor:
-    """Return a tensor whose length depends on the index."""
-    return row(index, (3000 + index,))
-
-
-def pad(batch: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
-    """Collate tensors of different lengths."""
-    del collate_fn_map
-    return pad_sequence(list(batch), batch_first=True)
-
-
-def pad_by_own_map(batch: Any) -> object:
-    """Collate with torch's function and the user's own map."""
-    return collate.collate(batch, collate_fn_map={torch.Tensor: pad})
-
-
-def stack_by_own_map(batch: Any) -> object:
-    """Collate with a copy of torch's own map, made before the workers started."""
-    return collate.collate(batch, collate_fn_map=TORCHS_MAP)
-
-
-def stack_into_shared(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack into new shared memory, as PyTorch Geometric does."""
-    numel = sum(tensor.numel() for tensor in batch)
-    storage = batch[0].untyped_storage()._new_shared(numel * batch[0].element_size())
-    out = torch.empty(0, dtype=batch[0].dtype).set_(storage).resize_(len(batch), *batch[0].shape)
-    return torch.stack(list(batch), out=out)
-
-
-def read_only(index: int, dtype: str = "<f8", size: int = 5000) -> np.ndarray[Any, Any]:
-    """Return an array that may not be written, such as Arrow's."""
-    array = (np.arange(size) + index).astype(dtype)
-    array.flags.writeable = False
-    return array
 
 
 def fixed(index: int) -> tuple[torch.Tensor, ...]:
@@ -140,37 +46,6 @@ def refuse_slots(_worker: int) -> None:
     os.memfd_create = refuse  # type: ignore[assignment] # in this worker only
 
 
-TORCHS_MAP = dict(collate.default_collate_fn_map)
-ROW: torch.Tensor = row(3)
-CASES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
-    "wrapped-stacked": (wrapped, default_collate),
-    "wrapped-listed": (wrapped, list),
-    "named-stacked": (named, default_collate),
-    "named-listed": (named, list),
-    "own-map": (ragged, pad_by_own_map),
-    "copied-map": (row, stack_by_own_map),
-    "into-shared-memory": (row, stack_into_shared),
-    "read-only": (read_only, list),
-    "read-only-stacked": (read_only, default_collate),
-    "read-only-fortran": (lambda index: read_only(index).reshape(50, 100).T, list),
-    "read-only-small": (lambda index: (read_only(index, size=9), row(index)), list),
-    "read-only-records": (lambda index: read_only(index).view([("x", "<f4"), ("y", "<i4")]), list),
-    "other-byte-order": (lambda index: (read_only(index, ">f8").copy(), row(index)), list),
-    "other-byte-order-read-only": (lambda index: (read_only(index, ">i4"), row(index)), list),
-    "axes-in-another-order": (lambda index: np.arange(6000.0).reshape(10, 20, 30).transpose(2, 0, 1) + 0 * index, list),
-    "axes-reversed": (lambda index: (np.arange(6000.0) + index).reshape(60, 100)[::-1, ::2], list),
-    "many-tiny": (lambda index: [torch.tensor(index + n) for n in range(50)], list),
-    "the-same-each-time": (lambda _: ROW, list),
-    "bytes": (lambda index: bytes([index]) * 50_000, list),
-    "long-texts-and-labels": (lambda index: {"text": f"{index} " * 30_000, "label": torch.tensor(index)}, list),
-    "inside-objects": (lambda index: Annotated(row(index), {"mask": read_only(index)}), list),
-    "channels-last": (
-        lambda index: row(index, (1, 3, 40, 40)).contiguous(memory_format=torch.channels_last),
-        torch.cat,
-    ),
-}
-
-
 @contextmanager
 def entry(kind: type, function: Callable[..., Any]) -> Iterator[None]:
     """Put a function into torch's map for the time of the block."""
@@ -188,24 +63,6 @@ def stats_of(loader: Any) -> Any:
     for _ in loader:
         pass
     return loader.stats()
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writ")
-def test_as_torch(own_class: LoaderClass, name: str) -> None:
-    """Batches equal torch's, and all that is large in them travels in slots."""
-    make, collate_fn = CASES[name]
-    made: list[Any] = []
-
-    def loader(kind: LoaderClass) -> Any:
-        made.append(kind(Made(make), batch_size=2, num_workers=1, collate_fn=collate_fn))
-        return made[-1]
-
-    theirs = watch(lambda: loader(TORCH))
-    assert_same_seen(watch(lambda: loader(own_class)), theirs)
-    stats = made[-1].stats()
-    assert stats.hits > 0
-    assert not stats.misses
 
 
 class TestUsersEntries:
@@ -245,7 +102,6 @@ class TestHits:
         [
             (lambda index: (row(index), SHARED), Miss.SHARED),
             (lambda index: (row(index), row(index).requires_grad_()), Miss.UNSUPPORTED),
-            (lambda index: (row(index), torch.nn.Parameter(row(index))), Miss.UNSUPPORTED),
         ],
     )
     def test_a_large_tensor_outside(self, own_class: LoaderClass, make: Any, reason: Miss) -> None:
@@ -297,14 +153,6 @@ class TestDefaults:
         assert len(seen[1]) == NUM_BATCHES
         assert_same_batches(*seen)
 
-    def test_dtype(self, own_class: LoaderClass) -> None:
-        """Another default dtype changes what the dataset makes, and nothing else."""
-        torch.set_default_dtype(torch.float64)
-        try:
-            assert_as_torch(own_class, lambda: {"dataset": Made(row), "batch_size": 2, "num_workers": 1})
-        finally:
-            torch.set_default_dtype(torch.float32)
-
     @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
     def test_a_loop_without_gradients(self, own_class: LoaderClass, mode: Any) -> None:
         """Inside inference_mode or no_grad, batches are what torch's are, and can be edited in place."""
@@ -319,6 +167,27 @@ class TestDefaults:
 class TestSubclasses:
     """Subclasses of the loader with names and methods of their own."""
 
+    @pytest.mark.parametrize("when", ["before", "after", "properties"])
+    def test_attributes(self, own_class: LoaderClass, when: str) -> None:
+        """Attributes with the names of numapin's stay the subclass's, set before or after init; properties, too."""
+        names = ("_path", "_options", "_home", "stats", "close", "device", "node", "strict", "pinned_budget")
+        theirs = {name: f"the user's {name}" for name in names}
+
+        class Own(own_class):  # type: ignore[valid-type, misc]
+            def __init__(self, dataset: Any, **rest: Any) -> None:
+                for each in ("before", "after"):
+                    if each == "after":
+                        super().__init__(dataset, **rest)
+                    for name in names if each == when else ():
+                        setattr(self, name, theirs[name])
+
+        if when == "properties":
+            for name, value in theirs.items():
+                setattr(Own, name, property(lambda _, value=value: value))  # type: ignore[misc]
+        loader = Own(Made(row), batch_size=2, num_workers=1)
+        assert_same_batches([describe(batch) for batch in loader], [describe(b) for b in TORCH(Made(row), 2)])
+        assert {name: getattr(loader, name) for name in names} == theirs
+
     def test_equality(self, own_class: LoaderClass) -> None:
         """Loaders that compare equal, and have no hash, have their own counts."""
 
@@ -332,54 +201,19 @@ class TestSubclasses:
         assert len(list(first)) == NUM_BATCHES
         assert (first.stats().batches, second.stats().batches) == (NUM_BATCHES, 0)
 
-    @pytest.mark.parametrize("is_first", [True, False])
-    def test_attributes(self, own_class: LoaderClass, is_first: bool) -> None:  # noqa: FBT001
-        """Attributes with the names of numapin's stay the subclass's, set before or after init."""
-        names = ("_path", "_options", "_home", "stats", "close", "device", "node", "strict", "pinned_budget")
-
-        class Own(own_class):  # type: ignore[valid-type, misc]
-            def __init__(self, dataset: Any, **rest: Any) -> None:
-                if not is_first:
-                    super().__init__(dataset, **rest)
-                for name in names:
-                    setattr(self, name, f"the user's {name}")
-                if is_first:
-                    super().__init__(dataset, **rest)
-
-        loader = Own(Made(row), batch_size=2, num_workers=1)
-        assert_same_batches([describe(batch) for batch in loader], [describe(b) for b in TORCH(Made(row), 2)])
-        assert all(getattr(loader, name) == f"the user's {name}" for name in names)
-
-    def test_properties(self, own_class: LoaderClass) -> None:
-        """Properties with the names of numapin's attributes are the subclass's."""
-
-        class Own(own_class):  # type: ignore[valid-type, misc]
-            device = property(lambda _: "the user's")
-            _path = property(lambda _: "the user's")
-
-        loader = Own(Made(row), batch_size=2, num_workers=1)
-        assert len(list(loader)) == NUM_BATCHES
-        assert (loader.device, loader._path) == ("the user's", "the user's")
-
-
-class Keeping:
-    """A collate function that keeps all batches, and returns their sums so far with the next."""
-
-    def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
-
-    def __call__(self, samples: list[torch.Tensor]) -> tuple[torch.Tensor, list[float]]:
-        """Collate, and keep the result."""
-        self.kept.append(torch.utils.data.default_collate(samples))
-        return self.kept[-1], [float(batch.sum()) for batch in self.kept]
-
 
 def test_poison_spares_what_a_worker_keeps(own_class: LoaderClass, monkeypatch: pytest.MonkeyPatch) -> None:
     """With NUMAPIN_POISON=1, what a collate function keeps in its worker is not overwritten."""
     monkeypatch.setenv("NUMAPIN_POISON", "1")
 
     def sums(kind: LoaderClass) -> list[Any]:
-        return [told for _, told in kind(Made(row), batch_size=2, num_workers=1, collate_fn=Keeping())]
+        kept: list[torch.Tensor] = []
+
+        def collate(samples: list[torch.Tensor]) -> tuple[torch.Tensor, list[float]]:
+            kept.append(default_collate(samples))
+            return kept[-1], [float(batch.sum()) for batch in kept]
+
+        return [told for _, told in kind(Made(row), batch_size=2, num_workers=1, collate_fn=collate)]
 
     assert sums(own_class) == sums(TORCH)
 
@@ -396,14 +230,3 @@ def test_poison_overwrites_the_rest(own_class: LoaderClass, monkeypatch: pytest.
     del last_but_one
     next(iterator)  # and the workers have nothing left to write
     assert wait_until(lambda: iterator._lane.reclaim() or first_byte.value == 0xA5, limit_s=10)
-
-
-def test_statistics_as_text_and_as_dict(own_class: LoaderClass) -> None:
-    """They print as a block of at most 80 columns, and are a dict that JSON can hold."""
-    loader: Any = own_class(Made(row), batch_size=2, num_workers=1)
-    stats = stats_of(loader)
-    lines = str(stats).splitlines()
-    assert lines[0].split()[:2] == ["batches", f"{NUM_BATCHES},"]
-    assert all(len(line) <= 80 for line in lines)
-    assert json.loads(json.dumps(stats.as_dict())) == stats.as_dict()
-    assert stats.as_dict()["hits"] == stats.hits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 import numapin
-from tests.contract.datasets import Rows, row
+from tests.contract.datasets import Made, Rows, cached, row
 from tests.contract.describe import Described, assert_same_batches, describe
 from tests.contract.seam import MOST_KEPT
 from tests.contract.test_ownership import DATASET, SIZE, expected
@@ -22,28 +21,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Hoarder:
-    """A collate function that keeps batches in the worker, and returns each with the one three before it."""
+def hoarding() -> Callable[[list[Any]], Any]:
+    """Return a collate function that keeps batches in the worker, and returns each with the one three before it."""
+    kept: list[Any] = []
 
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
+    def collate(rows: list[Any]) -> Any:
+        kept[:] = [*kept[-3:], default_collate(rows)]
+        return kept[-1], kept[0]
 
-    def __call__(self, rows: list[Any]) -> Any:
-        """Return this batch and an earlier one."""
-        self.kept = [*self.kept[-3:], default_collate(rows)]
-        return self.kept[-1], self.kept[0]
+    return collate
 
 
-class Views:
-    """A collate function that keeps a view of the first batch and returns it again and again."""
+def viewing() -> Callable[[list[Any]], Any]:
+    """Return a collate function that returns each batch with the same two rows of the first one."""
+    kept: list[torch.Tensor] = []
 
-    view: torch.Tensor | None = None
+    def collate(rows: list[Any]) -> Any:
+        kept.append(default_collate(rows)["x"])
+        del kept[1:-1]
+        return kept[-1], kept[0][:2, 7]
 
-    def __call__(self, rows: list[Any]) -> Any:
-        """Return this batch, and two rows of the first."""
-        batch = default_collate(rows)["x"]
-        self.view = batch[:2, 7] if self.view is None else self.view
-        return batch, self.view
+    return collate
 
 
 def dropping(rows: list[Any]) -> Any:
@@ -56,18 +54,7 @@ def beside_shared(rows: list[Any]) -> Any:
     return default_collate(rows) | {"shared": row(1).share_memory_()}
 
 
-class FirstHalf:
-    """A collate function that is an unusual one for the first half of the rows, and then the default."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, rows: list[Any]) -> Any:
-        """Collate with one of the two."""
-        return (self.collate if rows[0]["index"] < SIZE // 2 else default_collate)(rows)
-
-
-@pytest.mark.parametrize("make", [Hoarder, Views])
+@pytest.mark.parametrize("make", [hoarding, viewing])
 def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[], Any]) -> None:
     """Batches that a collate function keeps are still correct when sent later, also when slots are reused."""
 
@@ -75,14 +62,18 @@ def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[]
         return [describe(batch) for batch in kind(DATASET, batch_size=4, num_workers=2, collate_fn=make())]
 
     theirs = delivered(TORCH)
-    for _ in range(5):
+    for _ in range(2):
         assert_same_batches(delivered(loader_class), theirs)
 
 
 @pytest.mark.parametrize("collate", [dropping, beside_shared])
 def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
     """Batches that are collated and dropped, or sent torch's way, return their slots, which later batches use."""
-    loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
+
+    def in_first_half(rows: list[Any]) -> Any:
+        return (collate if rows[0]["index"] < SIZE // 2 else default_collate)(rows)
+
+    loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=in_first_half)
     before = None
     for number, batch in enumerate(loader):
         assert torch.equal(batch["x"], expected(number)), number
@@ -91,32 +82,29 @@ def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[
     assert before is None or reused(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
 
 
-class Forking:
-    """A collate function whose forked child collates other rows meanwhile, e.g. to write them to a log."""
-
-    def __call__(self, rows: list[Any]) -> Any:
-        """Collate in a child, then here, and then let the child write."""
-        read_end, write_end = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                other = default_collate([row(-1)] * len(rows))
-                os.close(write_end)
-                os.read(read_end, 1)
-                other.fill_(-5)
-            finally:
-                os._exit(0)
-        batch = default_collate([each["x"] for each in rows])
-        os.close(write_end)
-        os.close(read_end)
-        os.waitpid(pid, 0)
-        return batch
+def forking(rows: list[Any]) -> torch.Tensor:
+    """Collate here while a forked child, which writes later, collates other rows, e.g. to write them to a log."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            other = default_collate([row(-1)] * len(rows))
+            os.close(write_end)
+            os.read(read_end, 1)
+            other.fill_(-5)
+        finally:
+            os._exit(0)
+    batch: torch.Tensor = default_collate([each["x"] for each in rows])
+    os.close(write_end)
+    os.close(read_end)
+    os.waitpid(pid, 0)
+    return batch
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_child_of_a_worker_that_collates(loader_class: LoaderClass) -> None:
     """A process that the user forks in a worker does not write into the worker's batch."""
-    loader = loader_class(DATASET, batch_size=4, num_workers=1, collate_fn=Forking())
+    loader = loader_class(Rows(80), batch_size=4, num_workers=1, collate_fn=forking)
     for number, batch in enumerate(loader):
         assert torch.equal(batch, expected(number)), number
 
@@ -161,65 +149,29 @@ def test_a_child_of_a_worker_that_reads(loader_class: LoaderClass) -> None:
     assert [judged for judged in found if judged is not None] == [0, 0]
 
 
-class NestedCollate(Rows):
-    """A dataset that collates by itself, one row at a time."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return four rows, collated."""
-        return default_collate([super(NestedCollate, self).__getitem__(index + i) for i in range(-3, 1)])
-
-
 def test_a_dataset_that_collates(loader_class: LoaderClass) -> None:
     """Collating inside the dataset, and then collating the results, gives the same as with torch."""
-    arguments = {"dataset": NestedCollate(60), "sampler": range(3, 60), "batch_size": 3, "num_workers": 2}
+    rows = Rows(60)
+    dataset = Made(lambda index: default_collate([rows[index + i] for i in range(-3, 1)]), 60)
+    arguments = {"dataset": dataset, "sampler": range(3, 60), "batch_size": 3, "num_workers": 2}
     assert_as_torch(loader_class, lambda: arguments)
-
-
-class SharedRows(Rows):
-    """Rows in torch's shared memory, which users choose to see the workers' writes in the rank."""
-
-    def __init__(self) -> None:
-        super().__init__(40)
-        self.memory = torch.stack([row(i) for i in range(40)]).share_memory_()
-
-    def __getitem__(self, index: int) -> Any:
-        """Return the shared row itself."""
-        time.sleep(0.002)
-        return self.memory[index]
 
 
 def test_memory_that_the_user_shares(loader_class: LoaderClass) -> None:
     """A tensor in torch's shared memory is sent as itself, not as a copy: the dataset sees the rank's writes."""
     written = []
     for kind in (loader_class, TORCH):
-        dataset = SharedRows()
-        for batch in kind(dataset, batch_size=None, num_workers=1):
+        memory = torch.stack([row(i) for i in range(40)]).share_memory_()
+        for batch in kind(Made(memory.__getitem__, 40, pause_s=0.002), batch_size=None, num_workers=1):
             batch.fill_(-7)
-        written.append(int((dataset.memory == -7).sum()))
+        written.append(int((memory == -7).sum()))
     assert written[0] == written[1] == 40 * 64 * 64
-
-
-class Cached(torch.utils.data.Dataset[torch.Tensor]):
-    """Keeps each sample that it has collated."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, torch.Tensor] = {}
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """Return a sample that a collate_fn inside the dataset has made."""
-        if index % 16 not in self.kept:
-            rows = [torch.full((1024,), float(index % 16)) for _ in range(8)]
-            self.kept[index % 16] = torch.utils.data.default_collate(rows)
-        return self.kept[index % 16]
 
 
 def test_a_dataset_that_keeps_collated_samples_keeps_no_slots() -> None:
     """Only the loader's own collate_fn writes into slots: those of a sample would stay with it."""
-    with numapin.DataLoader(Cached(), batch_size=4, num_workers=1) as loader:
+    make = cached(lambda index: default_collate([torch.full((1024,), float(index))] * 8), 16)
+    with numapin.DataLoader(Made(make, 64), batch_size=4, num_workers=1) as loader:
         for number, batch in enumerate(loader):
             assert batch[:, 0, 0].tolist() == [float((4 * number + sample) % 16) for sample in range(4)]
         assert loader.stats().slots_made <= 5
@@ -232,27 +184,16 @@ def collated(index: int) -> torch.Tensor:
     return made
 
 
-class Caching(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Makes whole batches and keeps them, as a dataset for batch_size=None may."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, torch.Tensor] = {}
-
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return 120
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """Return a batch, and the number of slots that this worker has mapped."""
-        found = self.kept.setdefault(index % 60, collated(index % 60))
-        return found, Path("/proc/self/maps").read_text().count("/memfd:numapin-slot")
-
-
 def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
     own_class: LoaderClass, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A worker whose dataset keeps more batches than slots are worth gets no more of them, with one warning."""
-    loader = own_class(Caching(), batch_size=None, num_workers=1)
+
+    def make(index: int) -> tuple[torch.Tensor, int]:
+        return keep(index), Path("/proc/self/maps").read_text().count("/memfd:numapin-slot")
+
+    keep = cached(collated, 60)
+    loader = own_class(Made(make, 120), batch_size=None, num_workers=1)
     mapped = []
     for number, (batch, num_mapped) in enumerate(loader):
         assert batch.unique().tolist() == [float(number % 60)]
@@ -264,33 +205,13 @@ def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
     assert capfd.readouterr().err.count("your dataset or collate_fn keeps batch memory") == 1
 
 
-class Collating(Rows):
-    """A dataset whose samples are collated."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a small batch."""
-        return collated(index)
-
-
-def as_they_are(samples: list[Any]) -> list[Any]:
-    """Return the samples, not collated once more."""
-    return samples
-
-
 def test_collated_samples_travel_in_slots(own_class: LoaderClass) -> None:
     """Samples that were collated, and are not collated once more, are in slots and not in torch's shared memory."""
-    loader = own_class(Collating(16), batch_size=2, num_workers=1, collate_fn=as_they_are)
+    loader = own_class(Made(collated, 16), batch_size=2, num_workers=1, collate_fn=list)
     for number, batch in enumerate(loader):
         assert [each.unique().tolist() for each in batch] == [[2.0 * number], [2.0 * number + 1]]
     stats = loader.stats()  # type: ignore[attr-defined]
     assert (stats.hits, stats.misses, stats.bytes) == (8, {}, 16 * 2 * 4096 * 4)
-
-
-def test_memory_that_is_not_in_the_batch_does_not_count(own_class: LoaderClass) -> None:
-    """Batches that a collate_fn makes and drops are not sent."""
-    loader = own_class(Rows(16), batch_size=4, num_workers=1, collate_fn=dropping)
-    assert len(list(loader)) == 4
-    assert loader.stats().bytes == 16 * (row(0).nbytes + 8)  # type: ignore[attr-defined] # with the index
 
 
 class Remembers(torch.utils.data.Dataset[Any]):

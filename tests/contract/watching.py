@@ -29,7 +29,7 @@ LoaderClass: TypeAlias = type[DataLoader[Any]]
 Epochs: TypeAlias = tuple[int | None, ...]
 
 _PATIENCE_S = 60.0
-_OTHERS_WARNINGS = ("/ATen/", "use of fork() may lead to deadlocks")  # torch's kernels, once per process; Python 3.12
+_OTHERS_WARNINGS = ("/ATen/", "NumPy array is not writ", "use of fork() may lead")  # once per process; Python 3.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

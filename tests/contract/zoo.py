@@ -9,17 +9,26 @@ import enum
 import warnings
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import pack_sequence, pad_sequence
+from torch.utils.data import default_collate
+from torch.utils.data._utils import collate
 
-from tests.contract.datasets import row
+from tests.contract.datasets import Made, row
+from tests.contract.describe import Described, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from torch.utils.data import DataLoader
+
+    from tests.contract.watching import LoaderClass
+
+TORCHS_MAP = dict(collate.default_collate_fn_map)
+ROW: torch.Tensor = row(3)
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - the untyped kind is one more kind
 
 
@@ -82,6 +91,82 @@ class Color(enum.Enum):
 
 class Pages(UserDict[str, Any]):
     """A mapping that is not a dict."""
+
+
+class Wrapped(torch.Tensor):
+    """A tensor such as torchvision's: only these functions return its class, others a plain tensor."""
+
+    KEPT: ClassVar = {torch.Tensor.clone, torch.Tensor.to, torch.Tensor.detach, torch.Tensor.requires_grad_}
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and choose the class of its result."""
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+            is_tensor = isinstance(out, torch.Tensor)
+            return out.as_subclass(cls if func in cls.KEPT else torch.Tensor) if is_tensor else out
+
+
+class Named(torch.Tensor):
+    """A tensor whose stack is of its own class, with an attribute."""
+
+    name: str
+
+
+@dataclass
+class Annotated:
+    """A user's class around arrays and tensors."""
+
+    image: torch.Tensor
+    rest: dict[str, Any]
+
+
+def wrapped(index: int) -> torch.Tensor:
+    """Return a tensor of the first class."""
+    return row(index).as_subclass(Wrapped)
+
+
+def named(index: int) -> torch.Tensor:
+    """Return a tensor of the second class, with an attribute that holds a tensor."""
+    tensor = row(index).as_subclass(Named)
+    tensor.__dict__["boxes"] = row(index, (50, 4))
+    return tensor
+
+
+def pad_by_own_map(batch: Any) -> object:
+    """Collate with torch's function and the user's own map."""
+    return collate.collate(batch, collate_fn_map={torch.Tensor: pad})
+
+
+def stack_by_own_map(batch: Any) -> object:
+    """Collate with a copy of torch's own map, made before the workers started."""
+    return collate.collate(batch, collate_fn_map=TORCHS_MAP)
+
+
+def stack_into_shared(batch: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack into new shared memory, as PyTorch Geometric does."""
+    numel = sum(tensor.numel() for tensor in batch)
+    storage = batch[0].untyped_storage()._new_shared(numel * batch[0].element_size())
+    out = torch.empty(0, dtype=batch[0].dtype).set_(storage).resize_(len(batch), *batch[0].shape)
+    return torch.stack(list(batch), out=out)
+
+
+def read_only(index: int, dtype: str = "<f8", size: int = 5000) -> np.ndarray[Any, Any]:
+    """Return an array that may not be written, such as Arrow's."""
+    array = (np.arange(size) + index).astype(dtype)
+    array.flags.writeable = False
+    return array
+
+
+def ragged(index: int) -> torch.Tensor:
+    """Return a tensor whose length depends on the index."""
+    return row(index, (3000 + index,))
+
+
+def pad(batch: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
+    """Collate tensors of different lengths."""
+    del collate_fn_map
+    return pad_sequence(list(batch), batch_first=True)
 
 
 def views(k: int) -> dict[str, torch.Tensor]:
@@ -205,22 +290,50 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "numpy-scalar": lambda k: (np.float32(k), np.int64(k), np.bool_(True)),
     "numpy-of-tensor": lambda k: {"array": row(k).numpy(), "tensor": row(k)},
 }
+COLLATED: dict[str, Callable[[int], Any]] = {
+    "wrapped-stacked": lambda k: default_collate([wrapped(k), wrapped(k + 1)]),
+    "wrapped": wrapped,
+    "named-stacked": lambda k: default_collate([named(k), named(k + 1)]),
+    "named": named,
+    "own-map": lambda k: pad_by_own_map([ragged(k), ragged(k + 1)]),
+    "copied-map": lambda k: stack_by_own_map([row(k), row(k + 1)]),
+    "into-shared-memory": lambda k: stack_into_shared([row(k), row(k + 1)]),
+    "the-same-each-time": lambda _: [ROW, ROW],
+    "many-tiny": lambda k: [torch.tensor(k + n) for n in range(50)],
+    "small-stacked": lambda k: default_collate([k, k + 1]),
+    "inside-objects": lambda k: Annotated(row(k), {"mask": read_only(k)}),
+    "long-texts-and-labels": lambda k: {"text": f"{k} " * 30_000, "label": torch.tensor(k)},
+    "numpy-read-only-stacked": lambda k: default_collate([read_only(k), read_only(k + 1)]),
+    "numpy-read-only-fortran": lambda k: read_only(k).reshape(50, 100).T,
+    "numpy-read-only-small": lambda k: [(read_only(k, size=9), row(k))],
+    "numpy-read-only-records": lambda k: read_only(k).view([("x", "<f4"), ("y", "<i4")]),
+    "numpy-other-byte-order": lambda k: [read_only(k, ">f8").copy(), read_only(k, ">i4"), row(k)],
+    "numpy-axes-in-another-order": lambda k: np.arange(6000.0).reshape(10, 20, 30).transpose(2, 0, 1) + 0 * k,
+    "numpy-axes-reversed": lambda k: (np.arange(6000.0) + k).reshape(60, 100)[::-1, ::2],
+    "numpy-odd": lambda k: [np.array(k + 0.5), np.array(["a", "bc"] * 300), np.zeros((0, 5)), row(k)],
+}
 
 
-KINDS = tuple(ZOO)
-ROUNDS = 7  # of all kinds; slots are reused after the first few
+ALL = ZOO | COLLATED
+KINDS = tuple(ALL)
+ROUNDS = 3  # of all kinds; slots are reused within the first
 
-# Batches that do not travel in slots: without a tensor or array of some size, or with one that only torch can send.
 TORCHS_WAY = frozenset(
     (
-        *("leaf-with-gradient", "parameter", "parameter-frozen", "meta", "storage", "nested"),
-        *("sparse", "sparse-coalesced", "sparse-csr", "already-shared", "views-of-shared"),
-        *("none", "number", "text", "bytes", "bytearray", "long-list", "set", "exception", "torch-words"),
-        *("numpy-objects", "numpy-scalar"),
+        *("leaf-with-gradient", "parameter", "parameter-frozen", "nested", "sparse", "sparse-coalesced", "sparse-csr"),
+        *("already-shared", "views-of-shared"),
     )
 )
+"""Batches of which a large tensor does not travel in a slot: only torch can send it, or it is in shared memory."""
 
 
 def from_zoo(indices: list[int]) -> Any:
     """Collate to the kind of batch that the first index selects; indices cycle through all kinds."""
-    return ZOO[KINDS[indices[0] % len(KINDS)]](indices[0])
+    return ALL[KINDS[indices[0] % len(KINDS)]](indices[0])
+
+
+def of_each_kind(loader_class: LoaderClass) -> tuple[dict[str, list[Described]], DataLoader[Any]]:
+    """Return the descriptions of a loader's batches by kind, and the loader, which has delivered them all."""
+    loader = loader_class(Made(size=ROUNDS * len(KINDS), pause_s=0.001), collate_fn=from_zoo, num_workers=1)
+    batches = [describe(batch) for batch in loader]
+    return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}, loader

@@ -15,28 +15,19 @@ if TYPE_CHECKING:
 WAIT_S: Final = 20
 
 
-def echo(inbox: Channel, outbox: Channel) -> None:
-    """Send the next message back, reversed."""
-    outbox.number = 7
-    outbox.send(inbox.receive(WAIT_S)[::-1])
-
-
-def hand_over(handover: Handover, text: bytes) -> None:
-    """Send a memfd with a text as number 7."""
-    fd = os.memfd_create("a test")
-    os.write(fd, text)
-    handover.send(7, fd)
-    os.close(fd)
-
-
-def take_over(slots: HandedDown, outbox: Channel) -> None:
-    """Map the slots, and send back which there are, what the first one has, and the number of open slots."""
+def take_all(inbox: Channel, outbox: Channel, handover: Handover, slots: HandedDown) -> None:
+    """Map the slots, send a memfd as number 7, and answer the next message reversed, with what was there."""
     mapped = slots.map()
     paths = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
     num_open = sum("numapin-slot" in str(path.readlink()) for path in paths)
-    outbox.number = 7
     memory, _populated = mapped[7]
-    outbox.send(f"{list(mapped)} {bytes(memory.tolist()).decode()}, {num_open} open".encode())
+    fd = os.memfd_create("a test")
+    os.write(fd, b"from a child")
+    handover.send(7, fd)
+    os.close(fd)
+    outbox.number = 7
+    told = f"{list(mapped)} {bytes(memory.tolist()).decode()}, {num_open} open"
+    outbox.send(inbox.receive(WAIT_S)[::-1] + f": {told}".encode())
 
 
 def in_forked_child(check: Callable[[], bool]) -> bool:

@@ -292,7 +292,9 @@ def start_training(stack: contextlib.ExitStack, method: str) -> Program:
             os.killpg(process.pid, signal.SIGKILL)
 
     stack.callback(end)
-    return Program(process)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return Program(process, process.stdout, process.stderr)
 
 
 def kill(program: Program) -> Death:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import numapin
-from tests.contract.datasets import Paced
+from tests.contract.datasets import Made
 from tests.contract.describe import describe
-from tests.contract.zoo import KINDS, ZOO
+from tests.contract.zoo import ZOO
 from tests.integration.gpu_loading import needs_gpu
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 NOT_MOVED = frozenset({"meta", "storage", "packed-sequence"})  # the last kind has its own test
-MOVED = tuple(kind for kind in KINDS if kind not in NOT_MOVED)
+MOVED = tuple(kind for kind in ZOO if kind not in NOT_MOVED)
 # Containers that torch's pin_memory supports, and others that cannot travel in slots.
 CONTAINERS = (
     *("tuple", "list", "named-tuple", "typed-tuple", "ordered-dict", "default-dict", "user-dict", "odd-keys"),
@@ -114,8 +114,8 @@ class TestBatchesOnTheDevice:
     def test_every_kind_kept_for_ever(self) -> None:
         """Values, dtypes and containers of three epochs, all kept, equal torch's; host arrays do not change."""
         arguments: dict[str, Any] = {"num_workers": 2, "collate_fn": OfKinds(MOVED)}
-        theirs = list(torch.utils.data.DataLoader(Paced(2 * len(MOVED), 0.001), **arguments))
-        with numapin.DataLoader(Paced(2 * len(MOVED), 0.001), device="cuda", **arguments) as loader:
+        theirs = list(torch.utils.data.DataLoader(Made(size=2 * len(MOVED), pause_s=0.001), **arguments))
+        with numapin.DataLoader(Made(size=2 * len(MOVED), pause_s=0.001), device="cuda", **arguments) as loader:
             epochs = [list(loader) for _ in range(3)]
             assert loader.stats().hits >= len(MOVED), loader.stats()
         for epoch in epochs:
@@ -125,8 +125,8 @@ class TestBatchesOnTheDevice:
     def test_without_workers(self, kind: str) -> None:
         """Without workers, containers and tensors of all kinds are moved, too."""
         arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
-        theirs = list(torch.utils.data.DataLoader(Paced(3, 0.0), **arguments))
-        ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
+        theirs = list(torch.utils.data.DataLoader(Made(size=3, pause_s=0.0), **arguments))
+        ours = list(numapin.DataLoader(Made(size=3, pause_s=0.0), device="cuda", **arguments))
         assert different_kinds(ours, theirs, (kind,)) == []
 
     @pytest.mark.xfail(strict=True, reason="without workers only containers are looked into, with workers every type")
@@ -134,8 +134,8 @@ class TestBatchesOnTheDevice:
     def test_custom_types_without_workers(self, kind: str) -> None:
         """Without workers, tensors in types that have no .to() are moved as they are with workers."""
         arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
-        theirs = list(torch.utils.data.DataLoader(Paced(3, 0.0), **arguments))
-        ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
+        theirs = list(torch.utils.data.DataLoader(Made(size=3, pause_s=0.0), **arguments))
+        ours = list(numapin.DataLoader(Made(size=3, pause_s=0.0), device="cuda", **arguments))
         assert different_kinds(ours, theirs, (kind,)) == []
 
     def test_conjugated_and_negated_views(self) -> None:
@@ -155,8 +155,8 @@ class TestBatchesOnTheDevice:
         """A PackedSequence is moved as by its own .to(): batch_sizes stay on the host."""
         arguments: dict[str, Any] = {"num_workers": 1, "collate_fn": OfKinds(("packed-sequence",))}
         for ours, theirs in zip(
-            numapin.DataLoader(Paced(30, 0.001), device="cuda", **arguments),
-            torch.utils.data.DataLoader(Paced(30, 0.001), **arguments),
+            numapin.DataLoader(Made(size=30, pause_s=0.001), device="cuda", **arguments),
+            torch.utils.data.DataLoader(Made(size=30, pause_s=0.001), **arguments),
             strict=True,
         ):
             assert ours.data.is_cuda

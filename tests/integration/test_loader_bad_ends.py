@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 
 import numapin
+from tests.contract.datasets import Made
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,26 +27,20 @@ SICK = 24  # the row from which on something is missing
 _REASONS = re.compile("File too large|Too many open files|Cannot allocate memory")
 
 
-class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    """Rows of 64 KiB, each filled with its index; `fail` is called in the worker that makes row SICK."""
+def numbers(fail: Callable[[], None] = lambda: None) -> Made:
+    """Return rows of 64 KiB, each filled with its index; `fail` is called in the worker that makes row SICK."""
 
-    def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
-        self.fail = fail
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return ROWS
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """Return a row."""
+    def make(index: int) -> torch.Tensor:
         if index == SICK:
-            self.fail()
+            fail()
         return torch.full((16384,), float(index))
+
+    return Made(make, ROWS)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _what_a_process_opens_once() -> None:
-    list(numapin.DataLoader(Numbers(), BATCH, num_workers=1))
+    list(numapin.DataLoader(numbers(), BATCH, num_workers=1))
 
 
 def no_descriptors() -> None:
@@ -92,7 +87,7 @@ def test_a_worker_that_can_make_no_slots(fail: Callable[[], None]) -> None:
     """Batches are correct, or, if torch could not send them either, the error names the reason. Nothing leaks."""
     gc.collect()
     before = open_files(), slot_maps()
-    loader: Any = numapin.DataLoader(Numbers(fail), BATCH, num_workers=2)
+    loader: Any = numapin.DataLoader(numbers(fail), BATCH, num_workers=2)
     kept: list[torch.Tensor] = []  # asks for new slots
     reasons: list[str] = []
     try:
@@ -119,7 +114,7 @@ def test_a_worker_killed_between_making_and_sending() -> None:
     """An error names the worker, and the memory that it made goes with it."""
     gc.collect()
     before = open_files(), slot_maps()
-    loader: Any = numapin.DataLoader(Numbers(), BATCH, num_workers=2, collate_fn=killed_before_sending)
+    loader: Any = numapin.DataLoader(numbers(), BATCH, num_workers=2, collate_fn=killed_before_sending)
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
         list(loader)
     loader.close()
@@ -129,7 +124,7 @@ def test_a_worker_killed_between_making_and_sending() -> None:
 
 def test_a_rank_without_descriptors() -> None:
     """If the rank cannot receive a slot's descriptor, that is the error of this batch; later batches arrive."""
-    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=1, prefetch_factor=2)
+    loader = numapin.DataLoader(numbers(), BATCH, num_workers=1, prefetch_factor=2)
     iterator = iter(loader)
     kept: list[torch.Tensor] = []
     lost: list[str] = []
@@ -158,45 +153,9 @@ def test_a_rank_without_descriptors() -> None:
     assert all(bool((batch == batch[:, :1]).all()) for batch in (*kept, *rest))
 
 
-class Keeping(Numbers):
-    """A dataset that keeps every row, and every batch it is given, in its worker."""
-
-    kept: list[torch.Tensor] = []  # noqa: RUF012 - one list a worker
-
-    def collate(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        """Collate, and keep the batch."""
-        batch: torch.Tensor = default_collate(rows)
-        assert get_worker_info() is not None
-        assert all(bool((old == old[:, :1]).all()) for old in self.kept)  # none was overwritten
-        self.kept.append(batch)
-        return batch
-
-
-def test_a_worker_that_keeps_all_batches() -> None:
-    """Slots that a worker still refers to are never written again."""
-    dataset = Keeping()
-    loader = numapin.DataLoader(dataset, BATCH, num_workers=2, collate_fn=dataset.collate)
-    for _ in range(2):
-        assert right(list(loader))
-    assert right(list(loader))
-
-
-def test_workers_do_not_inherit_free_slots() -> None:
-    """A worker of a later epoch maps the slots of the worker before it, and not those of others."""
-    others = slot_maps()  # of batches that other tests keep
-    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=2)
-    assert right(list(loader))  # keeps all, so that each has a slot
-    num_free = slot_maps() - others
-    assert num_free >= ROWS // BATCH
-    iterator: Any = iter(loader)
-    next(iterator)
-    maps = Path(f"/proc/{iterator._workers[0].pid}/maps").read_text()
-    assert 0 < maps.count("/memfd:numapin-slot") - others <= num_free // 2 + 2  # the next batches have new ones
-
-
 def test_a_forked_child_keeps_its_batch() -> None:
     """A batch that a forked child got stays as it was there, although the rank drops it and goes on, as with torch."""
-    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=1)
+    loader = numapin.DataLoader(numbers(), BATCH, num_workers=1)
     iterator = iter(loader)
     for _ in range(4):
         batch = next(iterator)
@@ -212,21 +171,3 @@ def test_a_forked_child_keeps_its_batch() -> None:
     for end in go:
         os.close(end)
     assert (len(rest), status) == (ROWS // BATCH - 4, 0)
-
-
-def test_everything_is_given_back() -> None:
-    """After kept batches, outliers, abandoned epochs and a close, no slot and no descriptor is left."""
-    gc.collect()
-    before = open_files(), slot_maps()
-    loader: Any = numapin.DataLoader(Numbers(), BATCH, num_workers=2)
-    kept = list(loader)
-    for batches in (1, 3, 0):
-        iterator = iter(loader)
-        kept += [next(iterator) for _ in range(batches)]
-        del iterator
-    loader.close()
-    del loader
-    assert open_files() == before[0]
-    assert slot_maps() - before[1] == len(kept)
-    del kept
-    assert slot_maps() == before[1]

@@ -9,7 +9,6 @@ import errno
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +21,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import numapin
-from tests.integration.launching import call, script
+from tests.contract.datasets import Made
+from tests.data.warm import run_script
 from tests.integration.seam import ISSUE, may_hang, state_of
 from tests.integration.seam_torch import HandedDown, forking
 from tests.waiting import wait_until
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = 40
+NUMBERS = Made(lambda index: torch.cat((torch.full((8,), float(index)), torch.rand(8))), ROWS)  # with own randomness
 
 
 @dataclass(slots=True)
@@ -59,18 +60,6 @@ _FORKS = Forks()
 os.register_at_fork(before=_FORKS.before, after_in_child=_FORKS.in_child)
 
 
-class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    """Rows filled with their index and with the worker's own random number."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return ROWS
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """Return a row."""
-        return torch.cat((torch.full((8,), float(index)), torch.rand(8)))
-
-
 class Stream(IterableDataset[torch.Tensor]):
     """A stream of rows, divided between two workers."""
 
@@ -86,10 +75,10 @@ def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
     return [batch.tolist() for batch in batches] if whole else sorted(float(batch[0, 0]) for batch in batches)
 
 
-def _require_good_end(script: Path) -> None:
+def _require_good_end(folder: Path, text: str) -> None:
     """Run a script that must end with status 0, without an unraisable exception."""
-    done = subprocess.run([sys.executable, script], check=False, timeout=60, capture_output=True, text=True)
-    assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
+    status, _out, err = run_script(folder, text)
+    assert (status, "Exception ignored" in err) == (0, False), err
 
 
 @pytest.fixture
@@ -104,10 +93,10 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"dataset": Numbers(), "num_workers": 1},
-        {"dataset": Numbers(), "num_workers": 2, "persistent_workers": True},
-        {"dataset": Numbers(), "num_workers": 2, "timeout": 3},
-        {"dataset": Numbers(), "num_workers": 2, "in_order": False},
+        {"dataset": NUMBERS, "num_workers": 1},
+        {"dataset": NUMBERS, "num_workers": 2, "persistent_workers": True},
+        {"dataset": NUMBERS, "num_workers": 2, "timeout": 3},
+        {"dataset": NUMBERS, "num_workers": 2, "in_order": False},
         {"dataset": Stream(), "num_workers": 2},
     ],
     ids=["one", "persistent", "timeout", "any-order", "iterable"],
@@ -131,14 +120,14 @@ def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], optio
 def test_several_hang_and_again(forks: Forks) -> None:
     """Both workers hang, one of them twice, and all batches arrive."""
     forks.num_to_hang = 3
-    assert [int(batch[0, 0]) for batch in numapin.DataLoader(Numbers(), 4, num_workers=2)] == list(range(0, ROWS, 4))
+    assert [int(batch[0, 0]) for batch in numapin.DataLoader(NUMBERS, 4, num_workers=2)] == list(range(0, ROWS, 4))
 
 
 def test_one_that_always_hangs_is_an_error(forks: Forks) -> None:
     """A worker that always hangs is an error that names the remedy; no process is left."""
     forks.num_to_hang = 255
     with pytest.raises(RuntimeError, match=r"worker 0 hung in its fork 4 times.*forkserver"):
-        list(numapin.DataLoader(Numbers(), 4, num_workers=1))
+        list(numapin.DataLoader(NUMBERS, 4, num_workers=1))
 
 
 @pytest.mark.parametrize("verdict", [False, None])
@@ -149,14 +138,14 @@ def test_one_that_may_only_be_slow(
     monkeypatch.setattr(forking, "waits_forever", lambda *_: verdict)
     forks.num_to_hang = 1
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.5 seconds"):
-        list(numapin.DataLoader(Numbers(), 4, num_workers=1, timeout=0.5))
+        list(numapin.DataLoader(NUMBERS, 4, num_workers=1, timeout=0.5))
     assert capfd.readouterr().err == ""
 
 
 def test_a_handler_may_take_its_time(forks: Forks, capfd: pytest.CaptureFixture[str]) -> None:
     """A worker whose at-fork handler sleeps is not restarted, and nothing is reported."""
     forks.delay_s = 0.5  # five looks
-    loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
+    loader = iter(numapin.DataLoader(NUMBERS, 4, num_workers=1))
     pids = [worker.pid for worker in loader._workers]  # type: ignore[attr-defined] # torch's
     assert len(list(loader)) == ROWS // 4
     assert [worker.pid for worker in loader._workers] == pids  # type: ignore[attr-defined]
@@ -166,7 +155,7 @@ def test_a_handler_may_take_its_time(forks: Forks, capfd: pytest.CaptureFixture[
 def test_a_start_that_fails_is_its_own_error(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that fails raises its own error, and no process that was never started is waited for."""
     forks.num_to_hang = 1
-    loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=2))
+    loader = iter(numapin.DataLoader(NUMBERS, 4, num_workers=2))
 
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "no more processes")
@@ -181,8 +170,8 @@ def test_a_start_that_fails_is_its_own_error(forks: Forks, monkeypatch: pytest.M
 @pytest.mark.parametrize("hangs", ["lock.acquire()", "pass"])
 def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> None:
     """A hung worker that is left at exit blocks nothing, stopped or not, also if the script handles SIGTERM."""
-    script = tmp_path / "left.py"
-    script.write_text(
+    _require_good_end(
+        tmp_path,
         "import os, signal, threading, time, numapin\n"
         "hang, lock = True, threading.Lock()\n"
         "def in_child():\n"
@@ -190,9 +179,8 @@ def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> No
         "os.register_at_fork(after_in_child=in_child)\n"
         "signal.signal(signal.SIGTERM, lambda *_: None)\n"
         "left = iter(numapin.DataLoader(range(8), num_workers=1))\n"
-        f"while {hangs != 'pass'} and not left._context.hung(left._workers): time.sleep(0.02)\n"
+        f"while {hangs != 'pass'} and not left._context.hung(left._workers): time.sleep(0.02)\n",
     )
-    _require_good_end(script)
 
 
 @pytest.mark.parametrize("is_asleep", [False, True])
@@ -201,7 +189,7 @@ def test_an_iterator_that_is_dropped_ends_them(forks: Forks, is_asleep: bool) ->
     former = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         forks.num_to_hang = 1
-        held: list[Any] = [iter(numapin.DataLoader(Numbers(), 4, num_workers=2))]
+        held: list[Any] = [iter(numapin.DataLoader(NUMBERS, 4, num_workers=2))]
         assert not is_asleep or wait_until(lambda: 0 in held[0]._context.hung(held[0]._workers), limit_s=60)
         workers = list(held[0]._workers)
         held.clear()
@@ -212,8 +200,8 @@ def test_an_iterator_that_is_dropped_ends_them(forks: Forks, is_asleep: bool) ->
 
 def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
     """A worker that the script's SIGCHLD handler reaped is left alone; multiprocessing thinks it is alive."""
-    script = tmp_path / "reaps.py"
-    script.write_text(
+    _require_good_end(
+        tmp_path,
         "import os, signal, threading, time, numapin\n"
         "def reap(*_):\n"
         "    try:\n"
@@ -233,9 +221,8 @@ def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
         "assert gone.is_alive()\n"
         "pid = left.pid\n"
         "del dropped\n"
-        "assert not os.path.exists(f'/proc/{pid}')\n"
+        "assert not os.path.exists(f'/proc/{pid}')\n",
     )
-    _require_good_end(script)
 
 
 def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
@@ -255,7 +242,7 @@ def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
 def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between the stop and the end of a hung worker leaves no stopped process behind."""
     forks.num_to_hang = 1
-    loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
+    loader = iter(numapin.DataLoader(NUMBERS, 4, num_workers=1))
     (process,) = loader._workers  # type: ignore[attr-defined] # torch's
 
     def interrupt(pid: int) -> str | None:
@@ -274,7 +261,7 @@ def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: py
     """A worker that somebody resumes at that moment is checked again, without waiting forever."""
     monkeypatch.setattr(forking, "_STOPS_IN_S", 0.1)
     forks.num_to_hang = 1
-    loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
+    loader = iter(numapin.DataLoader(NUMBERS, 4, num_workers=1))
     context, processes = loader._context, loader._workers  # type: ignore[attr-defined] # torch's
     assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
     with monkeypatch.context() as changed:
@@ -285,8 +272,8 @@ def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: py
 
 def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
     """If no descriptors are left, workers cannot be inspected, but the iterator and its workers still end."""
-    script = tmp_path / "full.py"
-    script.write_text(
+    _require_good_end(
+        tmp_path,
         "import os, resource, numapin\n"
         "hold = iter(numapin.DataLoader(range(8), num_workers=2))\n"
         "next(hold)\n"
@@ -294,9 +281,8 @@ def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "workers = hold._workers\n"
         "del hold\n"
-        "assert not any(worker.is_alive() for worker in workers)\n"
+        "assert not any(worker.is_alive() for worker in workers)\n",
     )
-    _require_good_end(script)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -338,5 +324,4 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_child_collects_nothing_that_it_inherited(tmp_path: Path) -> None:
     """A destructor of CUDA would abort it. A worker collects its own garbage, and so does the rank."""
-    done = call(sys.executable, script(tmp_path, _GARBAGE))
-    assert (done.status, done.out, done.err) == (0, "True\n0\n", "")
+    assert run_script(tmp_path, _GARBAGE) == (0, "True\n0\n", "")

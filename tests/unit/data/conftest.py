@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tests.data.loopback import ANYWHERE
-from tests.unit.data.seam import DataPath, PathOptions
+from tests.data.loopback import ANYWHERE, Loopback, loopback
+from tests.unit.data.seam import DataPath, PathOptions, watch_captures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.cuda.fake import FakeCuda
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -30,3 +32,36 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
     monkeypatch.setattr(made.home, "_locality", ANYWHERE)
     yield made
     made.close()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loopback]:
+    """Give a pool with one worker, whose slots only this process reads."""
+    with loopback() as made:
+        yield made
+
+
+@pytest.fixture
+def graphs(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replace torch's class of CUDA graphs by one that captures on the stand-in, and watch it."""
+
+    class CUDAGraph:
+        def __init__(self, *, fails: str = "") -> None:
+            self.fails = fails
+
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            if self.fails == "begin":
+                raise ArithmeticError(pool, capture_error_mode)
+            fake_cuda.begin_capture()
+
+        def capture_end(self) -> None:
+            fake_cuda.end_capture()
+            if self.fails == "end":
+                raise ArithmeticError
+
+        def reset(self) -> None:
+            fake_cuda.end_capture()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+    watch_captures()
+    return CUDAGraph

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.records import read_record, to_json
-from numapin.base.strict_json import encode as strict_json_encode
-from numapin.data import opening, packing, path, pinning, pool, quarantine, slots, usage_log
+from numapin.base.records import read_record
+from numapin.data import opening, packing, path, pinning, pool, slots, usage_log
 from numapin.data.balance import Balance
-from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
+from numapin.data.casting import casts_of
 from numapin.data.forking import keep_in_children
-from numapin.data.handover import _TAG, HandedDown, Handover
+from numapin.data.handover import HandedDown, Handover
 from numapin.data.locality import Locality, find_locality
-from numapin.data.message import (
-    DTYPES,
-    NO_GRANT,
-    NO_SLOT,
-    Grant,
-    Head,
-    Miss,
-    Parcel,
-    buffer,
-    decode,
-    encode_plain,
-    move,
-    unpack,
-)
+from numapin.data.message import DTYPES, NO_GRANT, NO_SLOT, Grant, Head, Miss, Parcel, decode, encode_plain, unpack
 from numapin.data.message import encode as message_encode
 from numapin.data.opening import Copier, Lender, _Copy, copied, is_small, small_runs
 from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots
@@ -33,7 +19,7 @@ from numapin.data.pinning import Settling, _Settler, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden
 from numapin.data.quarantine import Quarantine, capture_lock, is_capturing, watch_captures
 from numapin.data.queues import Channel, TaskQueue
-from numapin.data.slots import FreeSlots, RecentSizes, Slot, align, capacity_for, map_memfd
+from numapin.data.slots import FreeSlots, RecentSizes, Slot, capacity_for, map_memfd
 from numapin.data.stats import Counts, Stats, share_on
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.usage_log import UsageLog

@@ -180,9 +180,3 @@ class TestChoice:
         balance.note_sent(0)
         balance.take_back(0)
         assert balance.num_unfinished(0) == 1
-
-    def test_a_batch_that_was_not_asked_for(self) -> None:
-        """A batch from a worker without tasks changes nothing."""
-        balance = Balance(2)
-        balance.note_arrival(1)
-        assert balance.num_unfinished(1) == 0

@@ -1,4 +1,4 @@
-"""Messages between processes: bounded waits, and whole messages, whatever happens to a writer."""
+"""Messages between processes: bounded waits, and whole messages, whatever happens to a writer; tasks with slots."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import select
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.data import child
-from tests.unit.data.seam import Channel
+from tests.unit.data.seam import NO_GRANT, Channel, Grant, TaskQueue, packing
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -71,23 +71,19 @@ def what_is_open() -> tuple[int, int]:
 class TestReceive:
     """Waiting for a message."""
 
-    @pytest.mark.parametrize("size", [0, 1, 4087, 4088, 4089, 8176, 8177, PIPE_BYTES, 200_000])
-    def test_a_message_of_any_size_arrives_whole(self, channel: Channel, size: int) -> None:
+    def test_a_message_of_any_size_arrives_whole(self, channel: Channel) -> None:
         """Messages of any size arrive whole, even at the edges of a frame (4088 bytes) and if empty."""
-        message = LARGE[:size]
-        channel.send(message)
-        assert channel.receive(WAIT_S) == message
+        for size in (0, 1, 4087, 4088, 4089, 8176, 8177, PIPE_BYTES, 200_000):
+            channel.send(LARGE[:size])
+            assert channel.receive(WAIT_S) == LARGE[:size]
 
-    @pytest.mark.parametrize("timeout_s", [0, 0.05])
-    def test_without_a_message_it_is_empty_in_time(self, channel: Channel, timeout_s: float) -> None:
-        """It raises queue.Empty, as multiprocessing's queues do, and not too early."""
-        began_s = time.monotonic()
-        with pytest.raises(queue.Empty):
-            channel.receive(timeout_s)
-        assert time.monotonic() - began_s >= timeout_s
-
-    def test_what_has_arrived_needs_no_time(self, channel: Channel) -> None:
-        """A timeout of 0 returns a message that is in the pipe."""
+    def test_without_a_message_it_is_empty_in_time(self, channel: Channel) -> None:
+        """It raises queue.Empty, as multiprocessing's queues do, and not too early; what is there needs no time."""
+        for timeout_s in (0, 0.05):
+            began_s = time.monotonic()
+            with pytest.raises(queue.Empty):
+                channel.receive(timeout_s)
+            assert time.monotonic() - began_s >= timeout_s
         channel.send(b"here")
         assert channel.receive(0) == b"here"
 
@@ -120,21 +116,16 @@ class TestFill:
     """Looking ahead without waiting."""
 
     def test_it_says_whether_anything_came(self, channel: Channel) -> None:
-        """Messages that arrived are yielded once, in order."""
+        """Messages are received once, in order, however they are read; sending small ones costs no thread."""
         assert not channel.fill()
         channel.send(b"one")
         channel.send(b"two")
+        assert channel._late is None
         assert channel.fill()
-        assert [channel._messages.popleft() for _ in range(2)] == [b"one", b"two"]
-        assert list(channel._messages) == []
         assert not channel.fill()
-
-    def test_what_it_took_in_is_received_first(self, channel: Channel) -> None:
-        """Messages keep their order, however they are read."""
-        channel.send(b"one")
-        channel.fill()
-        channel.send(b"two")
-        assert read_all(channel, 2) == [b"one", b"two"]
+        channel.send(b"three")
+        assert read_all(channel, 3) == [b"one", b"two", b"three"]
+        assert not channel.fill()
 
     def test_a_frame_that_came_in_part_is_finished_later(self, channel: Channel) -> None:
         """A read may end in the middle of a header or of a body."""
@@ -158,14 +149,10 @@ class TestSend:
         for message in messages:
             channel.send(message)
         assert read_all(channel, 4) == messages
-
-    def test_once_the_backlog_is_gone_messages_go_straight_out(self, channel: Channel) -> None:
-        """No message overtakes another."""
-        channel.send(LARGE)
-        assert channel.receive(WAIT_S) == LARGE
-        for number in range(200):
-            channel.send(b"%d" % number)
-        assert read_all(channel, 200) == [b"%d" % number for number in range(200)]
+        later = [b"%d" % number for number in range(200)]  # straight out, as the backlog is gone
+        for message in later:
+            channel.send(message)
+        assert read_all(channel, 200) == later
 
     def test_nothing_overtakes_what_waits(self, channel: Channel) -> None:
         """A message queues up behind the backlog, even if the pipe has room again."""
@@ -177,11 +164,6 @@ class TestSend:
         channel.send(b"small")
         assert not channel.fill()
         assert [frame[-5:] for frames in waiting for frame in frames] == [b"small"]
-
-    def test_a_small_message_costs_no_thread(self, channel: Channel) -> None:
-        """A message of the usual size takes one system call."""
-        channel.send(b"small")
-        assert channel._late is None
 
     @pytest.mark.parametrize("message", [b"small", LARGE], ids=["small", "large"])
     def test_without_a_reader_messages_are_dropped(self, message: bytes) -> None:
@@ -240,19 +222,6 @@ class TestProcesses:
         """After cancel_join_thread, called before or after the message, it ends without a reader."""
         assert ended(forked(work, channel)) == 0
 
-    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-    def test_it_travels_to_a_child(self, method: str) -> None:
-        """A channel works in both directions, under every start method."""
-        context: Any = multiprocessing.get_context(method)
-        inbox, outbox = Channel(), Channel()
-        inbox.send(b"ahead")  # sent before the child is there
-        process = context.Process(target=child.echo, args=(inbox, outbox), daemon=True)
-        process.start()
-        assert outbox.receive(WAIT_S) == b"daeha"
-        assert ended(process) == 0
-        inbox.close()
-        outbox.close()
-
     def test_it_cannot_be_pickled_elsewhere(self, channel: Channel) -> None:
         """A channel can be pickled only for a process that is being started, as multiprocessing's queues."""
         with pytest.raises(RuntimeError, match="inheritance"):
@@ -280,3 +249,58 @@ class TestProcesses:
             channel.send(LARGE[: 2 * PIPE_BYTES])
             channel.close()
         assert wait_until(lambda: what_is_open() <= before, limit_s=WAIT_S), what_is_open()
+
+
+GRANT = Grant(7, expected_bytes=4096, forgotten=(3,))
+
+
+class Worker:
+    """A packer that notes what came with its tasks."""
+
+    def __init__(self) -> None:
+        self.grants: list[Grant] = []
+
+    def accept(self, grant: Grant) -> None:
+        """Note a grant."""
+        self.grants.append(grant)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """Make this process a worker."""
+    made = Worker()
+    monkeypatch.setattr(packing, "own", made)
+    return made
+
+
+def test_a_task_brings_a_slot(worker: Worker) -> None:
+    """The worker accepts it when it reads the task."""
+    with closing(TaskQueue(lambda: GRANT)) as queue:
+        queue.put((5, [1, 2, 3]))
+        assert queue.get(1) == (5, [1, 2, 3])
+    assert worker.grants == [GRANT]
+
+
+def test_what_is_no_task_brings_none(worker: Worker) -> None:
+    """The beginning and the end of an epoch are messages, too; without a pool there are no slots."""
+    with closing(TaskQueue(lambda: GRANT)) as queue, closing(TaskQueue(None)) as without:
+        queue.put(None)
+        without.put((1, [2]))
+        assert (queue.get(1), without.get(1)) == (None, (1, [2]))
+    assert worker.grants == [NO_GRANT, NO_GRANT]
+
+
+def test_a_task_that_cannot_be_sent_takes_no_slot() -> None:
+    """A sampler may yield anything: the error is pickle's, and the slot stays free for the next task."""
+    granted: list[Any] = []
+
+    def grant() -> Grant:
+        granted.append(NO_GRANT)
+        return NO_GRANT
+
+    with closing(TaskQueue(grant)) as queue:
+        with pytest.raises(TypeError, match="cannot pickle"):
+            queue.put((5, [(number for number in range(3))]))
+        assert not granted
+        queue.put((5, [1]))
+        assert len(granted) == 1

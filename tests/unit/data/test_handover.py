@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import socket
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.data import child
-from tests.unit.data.seam import _TAG, Channel, HandedDown, Handover
+from tests.unit.data.seam import Channel, HandedDown, Handover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,32 +54,27 @@ def num_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_programs_do_not_inherit_a_file(handover: Handover) -> None:
-    """A program that os.system starts would keep the memory of a slot that was dropped."""
-    send(handover, 1, b"a")
-    fd = handover.take(1)
-    assert not os.get_inheritable(fd)
-    os.close(fd)
-
-
-def test_a_file_outlives_its_sender(handover: Handover) -> None:
-    """It keeps its contents after the worker has closed it, or has died."""
-    send(handover, 1, b"first")
-    assert received(handover, 1) == b"first"
-
-
 def test_each_is_found_by_its_number(handover: Handover) -> None:
-    """Workers share the socket, so descriptors may arrive in another order than they are taken."""
+    """Workers share the socket, so descriptors may arrive in another order than they are taken.
+
+    A program that os.system starts does not inherit them: it would keep the memory of a slot that was dropped.
+    """
     numbers = [1, 5 << 32, (5 << 32) + 1, (1 << 62)]
     for number in numbers:
         send(handover, number, b"%d" % number)
     for number in (numbers[2], numbers[0], numbers[3], numbers[1]):
         assert received(handover, number) == b"%d" % number
     assert not handover._early
+    send(handover, 1, b"a")
+    fd = handover.take(1)
+    assert not os.get_inheritable(fd)
+    os.close(fd)
 
 
-def test_what_was_never_taken_is_closed(handover: Handover) -> None:
-    """Descriptors are closed, whether they were received or are still on the way."""
+def test_what_was_never_taken_is_closed() -> None:
+    """Descriptors are closed, whether they were received or are still on the way, and the ends at last."""
+    at_first = num_open()
+    handover = Handover()
     before = num_open()
     for number in range(3):
         send(handover, number, b"never")
@@ -89,19 +83,11 @@ def test_what_was_never_taken_is_closed(handover: Handover) -> None:
     handover.discard()
     assert num_open() == before
     handover.discard()
-    send(handover, 0, b"again")
-    assert received(handover, 0) == b"again"
-
-
-def test_nothing_is_left_of_a_closed_one() -> None:
-    """Neither its ends, nor what was received and not taken."""
-    before = num_open()
-    handover = Handover()
-    for number in range(3):
-        send(handover, number, b"never")
-    os.close(handover.take(1))
+    for number in range(2):
+        send(handover, number, b"again")
+    assert received(handover, 1) == b"again"
     handover.close()
-    assert num_open() == before
+    assert num_open() == at_first
 
 
 def test_what_was_not_sent_is_an_error(handover: Handover) -> None:
@@ -110,23 +96,13 @@ def test_what_was_not_sent_is_an_error(handover: Handover) -> None:
         handover.take(1)
 
 
-def test_a_descriptor_that_was_lost_is_an_error(handover: Handover) -> None:
-    """The error names the limit."""
-    with socket.socket(fileno=os.dup(handover._sender)) as end:
-        end.send(_TAG.pack(1))
-    with pytest.raises(OSError, match="ulimit -n") as caught:
-        handover.take(1)
-    assert caught.value.errno == errno.EMFILE
-
-
 @contextmanager
-def no_more_files(num: int = 0) -> Iterator[None]:
-    """Let this process open no more files, or `num` more."""
+def no_more_files() -> Iterator[None]:
+    """Let this process open no more files."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = [os.dup(0) for _ in range(num + 1)]
-    for fd in free:
-        os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
     try:
         yield
     finally:
@@ -136,61 +112,49 @@ def no_more_files(num: int = 0) -> Iterator[None]:
 def test_too_many_open_files_lose_one_descriptor_and_no_other(handover: Handover) -> None:
     """The kernel drops a descriptor for which the receiver has no number; later ones arrive."""
     send(handover, 1, b"lost")
-    with no_more_files(), pytest.raises(OSError, match="ulimit -n"):
+    with no_more_files(), pytest.raises(OSError, match="ulimit -n") as caught:
         handover.take(1)
+    assert caught.value.errno == errno.EMFILE
     send(handover, 2, b"there")
     assert received(handover, 2) == b"there"
     with pytest.raises(BlockingIOError):  # it is forgotten, and not kept for the next of this number
         handover.take(1)
 
 
-def test_a_sender_that_is_gone_is_an_error() -> None:
-    """A worker must not wait for a descriptor of a rank that has ended."""
+@pytest.mark.parametrize("end", ["_sender", "_reader"])
+def test_another_end_that_is_gone_is_an_error(end: str) -> None:
+    """A worker must not wait for a rank that has ended, nor a signal kill the one that sends."""
     handover = Handover()
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, handover._sender)  # the number stays taken
+    os.dup2(null, getattr(handover, end))  # the number stays taken
     os.close(null)
     with pytest.raises(BrokenPipeError):
-        handover.take(1)
-    handover.close()
-
-
-def test_a_reader_that_is_gone_is_an_error() -> None:
-    """The rank has ended, or the worker: no signal kills the sender."""
-    handover = Handover()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, handover._reader)  # the number stays taken
-    os.close(null)
-    with pytest.raises(BrokenPipeError):
-        handover.send(1, 0)
+        handover.take(1) if end == "_sender" else handover.send(1, 0)
     handover.close()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_it_travels_to_a_child_that_sends(handover: Handover, method: str) -> None:
-    """It works under every start method, and the file outlives the child."""
-    context: Any = multiprocessing.get_context(method)
-    process = context.Process(target=child.hand_over, args=(handover, b"from a child"), daemon=True)
-    process.start()
-    process.join(WAIT_S)
-    assert process.exitcode == 0
-    assert received(handover, 7) == b"from a child"
+def test_all_that_a_worker_gets_travels_to_it(handover: Handover, method: str) -> None:
+    """Under every start method: channels in both directions, a handover that outlives it, and slots to take over.
 
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_slots_travel_to_the_process_that_takes_a_workers_place(method: str) -> None:
-    """It has them mapped, and no descriptor is left. One that cannot be mapped is left out."""
-    fd, huge, outbox = os.memfd_create("numapin-slot"), os.memfd_create("numapin-slot"), Channel()
+    It has the slots mapped, and no descriptor is left; one that cannot be mapped is left out.
+    """
+    inbox, outbox = Channel(), Channel()
+    inbox.send(b"ahead")  # sent before the child is there
+    fd, huge = os.memfd_create("numapin-slot"), os.memfd_create("numapin-slot")
     os.write(fd, b"from the parent")
     os.ftruncate(huge, 1 << 49)
     slots = HandedDown(lambda: [(7, 15, fd), (8, 1 << 49, huge)])
     context: Any = multiprocessing.get_context(method)
-    process = context.Process(target=child.take_over, args=(slots, outbox), daemon=True)
+    process = context.Process(target=child.take_all, args=(inbox, outbox, handover, slots), daemon=True)
     process.start()
-    assert outbox.receive(WAIT_S) == b"[7] from the parent, 0 open"
+    assert outbox.receive(WAIT_S) == b"daeha: [7] from the parent, 0 open"
     process.join(WAIT_S)
-    os.close(fd)
-    os.close(huge)
+    assert process.exitcode == 0
+    assert received(handover, 7) == b"from a child"
+    for each in (fd, huge):
+        os.close(each)
+    inbox.close()
     outbox.close()
 
 

@@ -34,24 +34,16 @@ from tests.unit.data.seam import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 KIB: Final = 1 << 10
 
 
-class Unpicklable:
-    """Fails after the tensors before it have been put into the slot."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Refuse."""
-        raise ValueError("not this one")
-
-
-@pytest.fixture
-def loop() -> Iterator[Loopback]:
-    """Give a pool with one worker."""
-    with loopback() as made:
-        yield made
+def allocated(loop: Loopback, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
+    """Return memory of the batch that the worker is making."""
+    found = loop.begin().allocate(dtype, size)
+    assert found is not None
+    return found
 
 
 SPECIAL: Final[dict[str, Callable[[], torch.Tensor]]] = {
@@ -69,11 +61,11 @@ SPECIAL: Final[dict[str, Callable[[], torch.Tensor]]] = {
 class TestTorchsWay:
     """Tensors that only torch can send stay in the pickle."""
 
-    @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
+    @pytest.mark.parametrize("kind", SPECIAL)
     @pytest.mark.parametrize("moves", [False, True], ids=["host", "device"])
-    def test_it_arrives_beside_what_is_in_the_slot(self, make: Callable[[], torch.Tensor], *, moves: bool) -> None:
-        """It keeps its type; if the batch goes to a device, it is moved there once rebuilt."""
-        moved: list[object] = []
+    def test_it_arrives_beside_what_is_in_the_slot(self, kind: str, *, moves: bool) -> None:
+        """It keeps its type, and is a miss; if the batch goes to a device, it is moved there once rebuilt."""
+        make, moved = SPECIAL[kind], list[object]()
 
         def mover(tensor: torch.Tensor) -> torch.Tensor:
             moved.append(type(tensor))
@@ -83,6 +75,7 @@ class TestTorchsWay:
             parcel = loop.send((ramp(10), make(), np.arange(300.0)))
             in_slot = (0, DTYPES.index(torch.float32), (10,), (1,), 0, True)
             assert parcel.head.buffers == ((in_slot, None, 1) if moves else (in_slot, 1))
+            assert parcel.head.miss == (None if kind == "without data" else Miss.UNSUPPORTED)
 
             def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
                 return torch.frombuffer(copied(parcel.view, start, size), dtype=torch.uint8).untyped_storage(), 0
@@ -92,17 +85,8 @@ class TestTorchsWay:
             assert same((plain, array), (ramp(10), np.arange(300.0)))
             expected = make()
             assert moved == ([type(expected)] if moves else [])
-            assert type(special) is type(expected)
-            looks = [(t.layout, t.dtype, t.requires_grad, t.is_quantized) for t in (special, expected)]
+            looks = [(type(t), t.layout, t.dtype, t.requires_grad, t.is_quantized) for t in (special, expected)]
             assert looks[0] == looks[1]
-
-    @pytest.mark.parametrize("kind", [kind for kind in SPECIAL if kind != "without data"])
-    def test_it_is_a_miss(self, loop: Loopback, kind: str) -> None:
-        """The reason is reported even if the rest is in a slot."""
-        make = SPECIAL[kind]
-        assert loop.send([make()]).head.miss == Miss.UNSUPPORTED
-        head = loop.send([ramp(3), make()]).head
-        assert (head.miss, head.slot_bytes) == (Miss.UNSUPPORTED, 12)
 
     def test_shared_memory_is_left_to_torch(self, loop: Loopback) -> None:
         """It is sent without a copy: the rank sees later writes of the worker."""
@@ -122,6 +106,27 @@ class TestTorchsWay:
 class TestSlots:
     """Batches that need more than the slot that came with the task."""
 
+    @pytest.mark.parametrize("code", [errno.EMFILE, None], ids=["no memory", "no pool"])
+    def test_without_a_slot_all_goes_torchs_way(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch, code: int | None
+    ) -> None:
+        """The batch arrives, the reason is reported, and the next batch has a slot again."""
+        batch = (ramp(1000), np.arange(1000.0), b"abc" * 50_000)
+        if code is None:
+            packer = Packer(None, worker=0, pins=False, moves=False)
+            assert packer.allocate(torch.float32, (3,)) is None
+            head, body = decode(packer.pack(9, batch))
+            assert head is not None
+            assert decode(packer.pack(9, b"abc" * 50_000))[0] == head._replace(miss=None, num_bytes=0, wanted_bytes=0)
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "memfd_create", _refuse(code))
+                head, body = loop.post(batch)
+            in_slot(loop, ramp(1000))
+        assert head.miss is (Miss.NO_SLOTS if code is None else Miss.NO_MEMORY)
+        assert (head.slot, head.buffers, head.body_room) == (NO_SLOT, (), None)
+        assert same(pickle.loads(body), batch)
+
     def test_a_batch_that_does_not_fit_goes_on_in_a_new_slot(self, loop: Loopback) -> None:
         """It is in one slot as a whole, at the offsets that it had, and nothing larger than needed is kept."""
         loop.send(ramp(16 * KIB))
@@ -134,12 +139,7 @@ class TestSlots:
     def test_what_was_collated_in_the_old_slot_is_copied_at_the_end(self, loop: Loopback) -> None:
         """Tensors in both, and views of them, arrive as they are when the batch is sent; views go on sharing."""
         loop.send(ramp(16 * KIB))
-        first = loop.begin().allocate(torch.float32, (12 * KIB,))
-        second = loop.begin().allocate(torch.float32, (12 * KIB,))
-        third = loop.begin().allocate(torch.float32, (2 << 20,))
-        assert first is not None
-        assert second is not None
-        assert third is not None
+        first, second, third = (allocated(loop, torch.float32, (size,)) for size in (12 * KIB, 12 * KIB, 2 << 20))
         for number, tensor in enumerate((first, second, third)):
             tensor.fill_(number)
         first[7] = 9
@@ -155,15 +155,6 @@ class TestSlots:
         monkeypatch.setattr(packing, "_UNKNOWN_BYTES", limit)
         in_slot(loop, [ramp(3 * KIB) + number for number in range(100)])
         assert num_open() == len(loop.pool.slots)
-
-    def test_its_size_is_known_then(self, loop: Loopback) -> None:
-        """The next of such batches fit into their slots."""
-        batch = [ramp(12 * KIB), ramp(8 * KIB)]
-        in_slot(loop, ramp(12 * KIB))
-        assert in_slot(loop, batch).made_bytes
-        for _ in range(40):
-            loop.send(batch)
-        assert not in_slot(loop, batch).made_bytes
 
     def test_without_memory_for_a_larger_slot_the_rest_goes_torchs_way(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
@@ -187,41 +178,6 @@ class TestSlots:
         assert (parcel.head.miss, parcel.head.storages) == (Miss.NO_MEMORY, ((0, 48 * KIB), (48 * KIB, 4 * KIB)))
         assert same(batch_of(Copier(pins=False), parcel)[:3], batch)
 
-    def test_a_slot_can_be_filled_to_its_last_byte(self, loop: Loopback) -> None:
-        """A single byte too many does not fit: that batch gets a slot of its own."""
-        in_slot(loop, ramp(16 * KIB))
-        head = in_slot(loop, ramp(16 * KIB))
-        assert (head.slot_bytes, head.made_bytes) == (64 * KIB, 0)
-        other = in_slot(loop, torch.zeros(64 * KIB + 1, dtype=torch.uint8))
-        assert other.made_bytes
-        assert other.slot != head.slot
-
-    def test_without_a_free_slot_one_is_made(self, loop: Loopback) -> None:
-        """The rank holds all slots; nothing waits and nothing is overwritten."""
-        kept = [loop.send(ramp(10) + number) for number in range(8)]
-        assert all(parcel.head.made_bytes for parcel in kept)
-        opened = [batch_of(Copier(pins=False), one) for one in kept]
-        assert [int(tensor[0]) for tensor in opened] == list(range(8))
-
-    def test_without_a_pool_all_goes_torchs_way(self) -> None:
-        """The reason is that slots are turned off."""
-        head, body = decode(Packer(None, worker=3, pins=False, moves=False).pack(9, (ramp(300), np.arange(300))))
-        assert head is not None
-        assert (head.number, head.worker, head.miss, head.slot, head.buffers) == (9, 3, Miss.NO_SLOTS, NO_SLOT, ())
-        assert same(pickle.loads(body), (ramp(300), np.arange(300)))
-
-    def test_without_memory_for_a_slot_all_goes_torchs_way(
-        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The batch arrives, the reason is reported, and the next batch has a slot again."""
-        batch = [ramp(1000), np.arange(1000.0)]
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "memfd_create", _refuse(errno.EMFILE))
-            head, body = loop.post(batch)
-        assert (head.miss, head.slot, head.wanted_bytes) == (Miss.NO_MEMORY, NO_SLOT, 12 * KIB)
-        assert same(pickle.loads(body), batch)
-        in_slot(loop, ramp(1000))
-
     def test_memory_that_runs_out_in_the_middle_of_a_batch(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -242,19 +198,6 @@ class TestSlots:
         assert (parcel.head.miss, places) == (Miss.NO_MEMORY, [0, 1])
         assert len(calls) == 3
 
-    def test_what_is_kept_in_the_worker_is_not_written(self, loop: Loopback) -> None:
-        """A collate_fn that caches its batches finds them unchanged, and they are in slots all the same."""
-        kept = []
-        for number in range(8):
-            tensor = loop.begin().allocate(torch.float32, (100,))
-            assert tensor is not None
-            kept.append(tensor.fill_(number))
-            assert loop.send(tensor).head.miss is None
-        assert [tensor.unique().tolist() for tensor in kept] == [[number] for number in range(8)]
-        kept.clear()
-        del tensor
-        in_slot(loop, ramp(10))
-
 
 def _refuse(code: int) -> Callable[..., Any]:
     def refuse(*_args: object) -> None:
@@ -266,50 +209,31 @@ def _refuse(code: int) -> Callable[..., Any]:
 class TestAllocate:
     """Memory for batches that are collated before they are packed."""
 
-    @pytest.mark.parametrize("size", [(), (7,), (3, 4, 5)])
-    def test_it_is_contiguous_and_in_the_slot(self, loop: Loopback, size: tuple[int, ...]) -> None:
-        """Tensors written there are sent without a copy."""
-        tensor = loop.begin().allocate(torch.float64, size)
-        assert tensor is not None
-        assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == (size, torch.float64, True)
-        tensor.fill_(2.5)
-        parcel = loop.send([tensor])
-        assert parcel.head.storages == ((0, tensor.nbytes),)
-        assert parcel.head.slot_bytes == tensor.nbytes
-        assert bytes(parcel.view[: tensor.nbytes]) == bytes_of(tensor)
-        tensor.zero_()
-        assert not any(parcel.view[: tensor.nbytes])
+    def test_it_is_contiguous_and_in_the_slot(self, loop: Loopback) -> None:
+        """Tensors written there, each at a multiple of 256 bytes, are sent without a copy; there may be none."""
+        assert loop.begin().allocate(torch.float32, (0, 3)) is None
+        assert num_open() == 0
+        found = [allocated(loop, torch.float64, size) for size in ((), (7,), (3, 4, 5))]
+        assert [(tensor.shape, tensor.is_contiguous()) for tensor in found] == [
+            ((), True),
+            ((7,), True),
+            ((3, 4, 5), True),
+        ]
+        for tensor in found:
+            tensor.fill_(2.5)
+        parcel = loop.send([*found, ramp(3)])
+        assert parcel.head.storages == ((0, 8), (256, 56), (512, 480), (1024, 12))
+        assert bytes(parcel.view[512:992]) == bytes_of(found[2])
+        found[2].zero_()
+        assert not any(parcel.view[512:992])
 
-    def test_two_do_not_overlap(self, loop: Loopback) -> None:
-        """Each tensor begins at a multiple of 256 bytes."""
-        one, other = (loop.begin().allocate(torch.uint8, (100,)) for _ in range(2))
-        assert one is not None
-        assert other is not None
-        assert other.data_ptr() - one.data_ptr() == 256
-        assert one.data_ptr() % 256 == 0
-        assert loop.post((one, other, ramp(3)))[0].storages == ((0, 100), (256, 100), (512, 12))
-
-    def test_a_view_of_it_brings_no_copy(self, loop: Loopback) -> None:
-        """A small view of a collated tensor is not copied: it is in the slot already."""
-        tensor = loop.begin().allocate(torch.float32, (1000,))
-        assert tensor is not None
-        head, _ = loop.post(tensor.fill_(1)[100:110])
+    def test_what_is_sent_of_it(self, loop: Loopback) -> None:
+        """A view brings no copy; the rank counts what the batch uses, once; a slot has room for what was dropped."""
+        head, _ = loop.post(allocated(loop, torch.float32, (1000,)).fill_(1)[100:110])
         assert (head.storages, head.slot_bytes, head.num_bytes) == (((400, 40),), 440, 40)
-
-    def test_memory_that_is_dropped_is_not_sent(self, loop: Loopback) -> None:
-        """The rank gets, copies and counts what the batch uses; a slot has room for what its worker needs meanwhile."""
-        first, used, _last = (loop.begin().allocate(torch.float32, (1000,)) for _ in range(3))
-        assert first is not None
-        assert used is not None
-        head, _ = loop.post(used.fill_(1))
+        _first, used, _last = (allocated(loop, torch.float32, (1000,)) for _ in range(3))
+        head, _ = loop.post((used.fill_(1), used[500:], used.numpy()))
         assert (head.slot_bytes, head.num_bytes, head.wanted_bytes) == (4096 + 4000, 4000, 3 * 4096)
-
-    def test_memory_that_is_used_twice_counts_once(self, loop: Loopback) -> None:
-        """A tensor, a view of it and its array are the same bytes."""
-        tensor = loop.begin().allocate(torch.float32, (1000,))
-        assert tensor is not None
-        head, _ = loop.post((tensor.fill_(1), tensor[500:], tensor.numpy()))
-        assert (head.num_bytes, head.wanted_bytes) == (4000, 4096)
 
     def test_a_worker_whose_code_keeps_many_batches_gets_none(self, loop: Loopback) -> None:
         """Its batches are copied into slots that later batches use, too; once it keeps fewer, it gets memory again."""
@@ -326,11 +250,6 @@ class TestAllocate:
         loop.send(ramp(1000))
         assert loop.begin().allocate(torch.float32, (1000,)) is not None
 
-    def test_nothing_needs_no_room(self, loop: Loopback) -> None:
-        """No slot is made for it."""
-        assert loop.begin().allocate(torch.float32, (0, 3)) is None
-        assert num_open() == 0
-
     def test_another_thread_gets_none(self, loop: Loopback) -> None:
         """A batch may be collated on several threads: which batch would it be for?"""
         found: list[Any] = ["not asked"]
@@ -340,13 +259,35 @@ class TestAllocate:
         assert found == ["not asked", None]
         assert num_open() == 0
 
-    def test_without_a_pool_there_is_none(self) -> None:
-        """Torch stacks as ever."""
-        assert Packer(None, worker=0, pins=False, moves=False).allocate(torch.float32, (3,)) is None
+
+class Raises:
+    """An object that raises an error when it is pickled, after the tensors before it were put into the slot."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse."""
+        raise self.error
 
 
 class TestEnd:
     """Whatever happens to a batch, the next one gets its slot."""
+
+    @pytest.mark.parametrize("error", [ValueError("not this one"), KeyboardInterrupt(), MemoryError()], ids=repr)
+    def test_a_batch_that_cannot_be_pickled_gives_its_slot_back(
+        self, loop: Loopback, granted: int, error: BaseException
+    ) -> None:
+        """Whatever the error is, nothing keeps the batch, and the slot serves what is sent instead."""
+        batch = [ramp(100), np.arange(1000), Raises(error)]
+        for _ in range(10):
+            with pytest.raises(type(error)):
+                loop.packers[0].pack(0, batch)
+        watched = weakref.ref(batch.pop(0))
+        error.__traceback__ = None
+        gc.collect()
+        assert watched() is None
+        assert in_slot(loop, ramp(100))[2:5] == (granted, 400, 0)
 
     @pytest.fixture
     def granted(self, loop: Loopback) -> int:
@@ -355,20 +296,13 @@ class TestEnd:
         loop.begin()
         return slot
 
-    def test_a_batch_that_cannot_be_pickled_gives_its_slot_back(self, loop: Loopback, granted: int) -> None:
-        """The error is pickle's, and the slot serves the batch that is sent instead."""
-        for _ in range(10):
-            with pytest.raises(ValueError, match="not this one"):
-                loop.packers[0].pack(0, [ramp(100), np.arange(1000), Unpicklable()])
-        assert in_slot(loop, ramp(100))[2:5] == (granted, 400, 0)
-
     def test_a_new_slot_of_such_a_batch_is_dropped(self, loop: Loopback) -> None:
         """Neither memory nor a descriptor is left of it."""
         gc.collect()
         before = num_mapped()
         for _ in range(3):
             with pytest.raises(ValueError, match="not this one"):
-                loop.pack([ramp(100), Unpicklable()])
+                loop.pack([ramp(100), Raises(ValueError("not this one"))])
             assert num_open() == 0
         gc.collect()
         assert num_mapped() <= before
@@ -387,18 +321,6 @@ class TestEnd:
         assert num_open() == before
         assert in_slot(loop, ramp(100)).slot == granted
         in_slot(loop, batch)
-
-    @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-    def test_so_does_one_that_is_interrupted(self, loop: Loopback, granted: int, error: type[BaseException]) -> None:
-        """Ctrl-C at any moment loses no slot."""
-
-        class Interrupted:
-            def __reduce__(self) -> tuple[Any, ...]:
-                raise error
-
-        with pytest.raises(error):
-            loop.packers[0].pack(0, [ramp(100), Interrupted()])
-        assert in_slot(loop, ramp(100)).slot == granted
 
     def test_a_slot_in_which_nothing_is_sent_is_given_back(self, loop: Loopback, granted: int) -> None:
         """The batch was collated, but something else was returned; the slot waits in the worker for the next one."""
@@ -426,22 +348,12 @@ class TestEnd:
         finally:
             gc.enable()
 
-    def test_an_error_does_not_keep_it_either(self, loop: Loopback) -> None:
-        """A batch that could not be packed is freed with its error."""
-        batch = [ramp(100), Unpicklable()]
-        watched = weakref.ref(batch[0])
-        with pytest.raises(ValueError, match="not this one"):
-            loop.packers[0].pack(0, batch)
-        del batch
-        gc.collect()
-        assert watched() is None
-
     def test_a_large_batch_of_objects_leaves_nothing(self, loop: Loopback) -> None:
         """A pickler remembers each object: its table would stay, and slow down every later batch of the worker."""
         packer = loop.packers[0]
         packer.pack(0, [[number] for number in range(100_000)])
         with pytest.raises(ValueError, match="not this one"):
-            packer.pack(0, [[[number] for number in range(100_000)], Unpicklable()])
+            packer.pack(0, [[[number] for number in range(100_000)], Raises(ValueError("not this one"))])
         packer.pack(0, ramp(10))
         assert sys.getsizeof(packer) < 10_000
 
@@ -466,14 +378,3 @@ class TestEnd:
         """Only what lies before it is copied; nothing if there are no tensors."""
         assert not loop.send(b"abc" * 500_000).view
         assert len(loop.send((ramp(1024), b"abc" * 500_000)).view) == 4096
-
-    def test_a_long_pickle_without_a_slot_goes_through_the_pipe(self) -> None:
-        """That is no miss: none of it is a tensor."""
-        head, body = decode(Packer(None, worker=0, pins=False, moves=False).pack(0, b"abc" * 50_000))
-        assert head is not None
-        assert (head.body_room, head.miss, pickle.loads(body)) == (None, None, b"abc" * 50_000)
-
-    def test_the_pickle_is_small(self, loop: Loopback) -> None:
-        """The pickle does not contain the tensors and arrays a second time."""
-        message = loop.packers[0].pack(0, {"x": ramp(4000), "y": np.arange(4000)})
-        assert len(message) < 1000

@@ -1,121 +1,110 @@
-"""Batches of any type go into a slot and come out unchanged."""
+"""Batches go into a slot and come out unchanged, opened over the slot or over copies; what a message says of them."""
 
 from __future__ import annotations
 
 import pickle
-from collections import OrderedDict, namedtuple
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 import torch
 
-from tests.data.batches import Sample, in_slot, ramp, same
-from tests.data.loopback import Loopback, lent, loopback
-from tests.unit.data.seam import NO_SLOT, Copier
+from tests.data.batches import in_slot, ramp, same
+from tests.data.loopback import Loopback, batch_of, lent
+from tests.unit.data.seam import (
+    DTYPES,
+    NO_SLOT,
+    Copier,
+    Head,
+    Lender,
+    Miss,
+    Parcel,
+    decode,
+    encode_plain,
+    is_small,
+    unpack,
+)
+from tests.unit.data.seam import message_encode as encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-DTYPES: Final = sorted(
-    {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    - {getattr(torch, name) for name in vars(torch) if name.startswith(("q", "bits"))},
-    key=str,
+KIB: Final = 1 << 10
+HEAD: Final = Head(
+    number=7,
+    worker=3,
+    slot=(5 << 32) + 1,
+    slot_bytes=4096,
+    made_bytes=8192,
+    num_bytes=1 << 41,
+    wanted_bytes=1 << 40,
+    miss=None,
+    storages=((0, 100), (256, 17)),
+    buffers=((0, 5, (4, 25), (25, 1), 0, True), None, 1),
+    refused=(8, 9),
+    kept=((5 << 32) + 1,),
+    notes=("memory on node 1 was refused",),
 )
-
-Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - what users write
-
-
-@pytest.fixture
-def loop() -> Iterator[Loopback]:
-    """Give a pool with one worker."""
-    with loopback() as made:
-        yield made
-
-
-BATCHES: Final[dict[str, Any]] = {
-    "tensor": ramp(7, 11),
-    "tuple": (ramp(3), ramp(4)),
-    "list": [ramp(3), "text", None, 7, 1.5, b"bytes", {"set"}],
-    "dict": {"x": ramp(3), 5: [ramp(2), {"deep": (ramp(1),)}]},
-    "ordered": OrderedDict(b=ramp(1), a=ramp(2)),
-    "namedtuple": Pair(ramp(300), Pair(ramp(2), "text")),
-    "own type": Sample(ramp(3, 5), 7, Sample(ramp(2), 1)),
-    "200 tensors": {f"key {number}": ramp(16, 4) for number in range(200)},
-    "arrays beside tensors": (ramp(300), np.arange(300.0), ramp(3), np.arange(300)),
-}
 LAYOUTS: Final[dict[str, Callable[[], torch.Tensor]]] = {
     "0-dim": lambda: torch.tensor(7.5),
     "one element": lambda: ramp(1, 1, 1),
-    "transposed": lambda: ramp(5, 9).t(),
     "permuted": lambda: ramp(3, 4, 5).permute(2, 0, 1),
     "channels last": lambda: ramp(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "every third": lambda: ramp(100)[1::3],
-    "column": lambda: ramp(20, 20)[:, 7],
     "inner block": lambda: ramp(20, 20)[3:9, 4:11],
     "expanded": lambda: ramp(6, 1).expand(6, 50),
-    "expanded scalar": lambda: torch.tensor(3.0).expand(100, 100),
     "overlapping": lambda: ramp(100).as_strided((20, 30), (1, 2)),
     "offset": lambda: ramp(100)[37:],
-    "flipped": lambda: ramp(10, 10).flip(0),
-}
-ARRAYS: Final[dict[str, Callable[[], Any]]] = {
-    "writable": lambda: np.arange(1000.0),
-    "Fortran order": lambda: np.asfortranarray(np.arange(1000.0).reshape(20, 50)),
-    "0-dim": lambda: np.array(3.5),
-    "not contiguous": lambda: np.arange(4000.0)[::2],
-    "structured": lambda: np.zeros(500, dtype=[("a", "i4"), ("b", "f8")]),
-    "dates": lambda: np.arange("2020-01", "2030-01", dtype="datetime64[D]").astype("datetime64[ns]").astype("i8"),
-    "objects": lambda: np.array([1, "two", None], dtype=object),
-    "text": lambda: np.array(["a", "bc"] * 300),
-    "empty": lambda: np.zeros((0, 5)),
 }
 
 
-class TestBatches:
-    """A batch of any type comes out unchanged."""
+@pytest.mark.parametrize("body", [b"the pickle", b""])
+@pytest.mark.parametrize("miss", [None, *Miss])
+def test_a_batchs_message(body: bytes, miss: Miss | None) -> None:
+    """Head and pickle come back, however many buffers there are; an empty pickle is a batch, too."""
+    for head in (HEAD._replace(miss=miss), HEAD._replace(miss=miss, buffers=tuple(range(5000)))):
+        assert decode(encode(head, body)) == (head, body)
 
-    @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-    def test_containers(self, loop: Loopback, batch: Any) -> None:
-        """Containers of any type may be nested; objects that are not tensors stay in the pickle."""
-        in_slot(loop, batch)
 
-    @pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:BComplex32")
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_dtypes(self, loop: Loopback, dtype: torch.dtype) -> None:
-        """Every byte is kept, alone and after a tensor of an odd length."""
+@pytest.mark.parametrize("message", [(3, None), {"key": [1, 2]}, b"", None], ids=repr)
+def test_a_plain_message(message: object) -> None:
+    """The message is distinguished from a batch, whatever its contents are."""
+    assert decode(encode_plain(message)) == (None, message)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:BComplex32")
+def test_dtypes(loop: Loopback) -> None:
+    """Every byte of every dtype is kept, alone and after a tensor of an odd length."""
+    names = {name for name in vars(torch) if name.startswith(("q", "bits"))}
+    for dtype in sorted(set(DTYPES) - {getattr(torch, name) for name in names}, key=str):
         tensor = torch.arange(2, 98, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype)
         if dtype is torch.bool:
             tensor = torch.arange(96) % 3 == 0
         in_slot(loop, tensor)
         in_slot(loop, (torch.zeros(3, dtype=torch.uint8), tensor[5:], tensor))
 
-    @pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
-    def test_layouts(self, loop: Loopback, make: Callable[[], torch.Tensor]) -> None:
-        """Sizes and strides are kept, and no more memory is sent than there is."""
-        tensor = make()
-        head = in_slot(loop, [tensor])
-        assert head.storages == ((0, tensor.untyped_storage().nbytes()),)
 
-    @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
-    def test_arrays(self, loop: Loopback, make: Callable[[], Any]) -> None:
-        """Arrays stay as writable as they were."""
-        for batch in (make(), [make(), ramp(3)]):
-            assert same(Copier(pins=False).open(loop.send(batch)), batch)
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts(loop: Loopback, make: Callable[[], torch.Tensor]) -> None:
+    """Sizes and strides are kept, and no more memory is sent than there is."""
+    tensor = make()
+    assert in_slot(loop, [tensor]).storages == ((0, tensor.untyped_storage().nbytes()),)
 
-    def test_small_arrays_stay_in_the_pickle(self, loop: Loopback) -> None:
-        """Arrays below 1 KiB stay in the pickle, which is cheaper. Tensors of any size go into the slot."""
-        assert loop.post(np.zeros(127))[0].slot == NO_SLOT
-        assert in_slot(loop, np.zeros(128)).storages == ((0, 1024),)
-        assert in_slot(loop, torch.zeros(1)).storages == ((0, 4),)
 
-    @pytest.mark.parametrize("batch", [None, 7, "text", [], {"x": torch.zeros(0, 5)}, torch.zeros(0)], ids=repr)
-    def test_nothing_to_send_needs_no_slot(self, loop: Loopback, batch: Any) -> None:
-        """For a batch without memory no slot is made, and it is not a miss."""
-        head, body = loop.post(batch)
-        assert (head.miss, head.slot, head.wanted_bytes) == (None, NO_SLOT, 0)
-        assert not loop.pool.slots
-        assert same(pickle.loads(body), batch)
+def test_small_arrays_stay_in_the_pickle(loop: Loopback) -> None:
+    """Arrays below 1 KiB stay in the pickle, which is cheaper. Tensors of any size go into the slot."""
+    assert loop.post(np.zeros(127))[0].slot == NO_SLOT
+    assert in_slot(loop, np.zeros(128)).storages == ((0, 1024),)
+    assert in_slot(loop, torch.zeros(1)).storages == ((0, 4),)
+
+
+@pytest.mark.parametrize("batch", [None, "text", [], {"x": torch.zeros(0, 5)}], ids=repr)
+def test_nothing_to_send_needs_no_slot(loop: Loopback, batch: Any) -> None:
+    """For a batch without memory no slot is made, and it is not a miss."""
+    head, body = loop.post(batch)
+    assert (head.miss, head.slot, head.wanted_bytes) == (None, NO_SLOT, 0)
+    assert not loop.pool.slots
+    assert same(pickle.loads(body), batch)
 
 
 class TestSharing:
@@ -126,8 +115,7 @@ class TestSharing:
         base = ramp(10, 10)
         for batch in ((base, base[3], base.t()), (base[3:8], base, base.t()), (base, base, base.view(-1))):
             head = in_slot(loop, batch)
-            assert head.storages == ((0, 400),)
-            assert head.wanted_bytes == 512
+            assert (head.storages, head.wanted_bytes) == (((0, 400),), 512)
             opened = lent(loop, batch)
             opened[0].fill_(-1)
             assert all((tensor == -1).any() for tensor in opened[1:])
@@ -142,36 +130,89 @@ class TestSharing:
         arrived[0].zero_()
         assert not any(each.any() for each in arrived)
 
-    def test_others_do_not(self, loop: Loopback) -> None:
-        """Each tensor has a separate storage of its former size, so that saving one saves no other."""
-        one, other = lent(loop, (ramp(10), ramp(20)))
-        assert one.untyped_storage().nbytes() == 40
-        assert other.untyped_storage().nbytes() == 80
-        one.fill_(-1)
-        assert torch.equal(other, ramp(20))
-
-    def test_the_same_tensor_twice_is_the_same_object(self, loop: Loopback) -> None:
-        """An object that occurs twice is one object, as in pickle."""
-        tensor = ramp(5)
-        one, other = lent(loop, [tensor, tensor])
-        assert one is other
-
     def test_of_a_huge_storage_only_what_is_seen_is_sent(self, loop: Loopback) -> None:
         """A row of a large table is sent without the table, unless the table is at most four times its size."""
         table = ramp(1000, 1000)
         assert in_slot(loop, (table[7], table[9, :50])).storages == ((0, 4000), (4096, 200))
-        assert in_slot(loop, table[7]).storages == ((0, 4000),)
         assert in_slot(loop, ramp(4, 100)[2]).storages == ((0, 1600),)
         assert in_slot(loop, ramp(5, 100)[2]).storages == ((0, 400),)
-
-    def test_views_within_what_was_sent_share_it(self, loop: Loopback) -> None:
-        """Overlapping views share memory even in a huge storage."""
-        row = ramp(1000, 1000)[7]
-        whole, part = lent(loop, (row, row[10:20]))
+        whole, part = lent(loop, (table[7], table[7, 10:20]))
         whole[10:20] = -1
-        assert part.unique().tolist() == [-1]
+        assert part.unique().tolist() == [-1]  # views within what was sent share it
 
     def test_views_of_another_dtype(self, loop: Loopback) -> None:
         """Views of different dtypes keep their offsets in the same memory, even if the first one is unaligned."""
         memory = torch.arange(1 << 20).to(torch.uint8)
         in_slot(loop, (memory[1:101], memory[4:100].view(torch.int32)))
+
+
+def test_a_tensor_begins_where_it_is_told() -> None:
+    """Offsets are in bytes, strides in elements; it shares the memory and is no view of another tensor."""
+    for dtype in (torch.uint8, torch.float16, torch.complex128):
+        memory = torch.arange(64).to(dtype)
+        entry = (0, DTYPES.index(dtype), (2, 3), (10, 2), 2 * dtype.itemsize, False)
+        head = HEAD._replace(storages=((0, memory.nbytes),), buffers=(entry,))
+        place = memory.untyped_storage(), dtype.itemsize
+        body = pickle.dumps(pickle.PickleBuffer(bytearray(1)), 5, buffer_callback=lambda _: False)
+        tensor: Any = unpack(Parcel(head, body), lambda *_, place=place: place, lambda *_: memoryview(b""))
+        assert tensor.tolist() == [[3, 5, 7], [13, 15, 17]]
+        assert not tensor._is_view()
+        tensor[0, 0] = 40
+        assert memory[3] == 40
+
+
+@pytest.mark.parametrize("kind", [Lender, Copier])
+def test_an_opened_batch_belongs_to_the_user(loop: Loopback, kind: type[Copier]) -> None:
+    """Each storage has its own size; edits reach views, but no other tensor or batch, nor the worker; arrays too."""
+    sent: list[Any] = [ramp(64 * KIB), ramp(1000), np.arange(50_000.0), ramp(100)]
+    sent.append(sent[3].view(10, 10).t())
+    one, other = (batch_of(kind(pins=False), loop.send(sent)) for _ in range(2))
+    tensors = [one[0], one[1], one[3]]
+    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [256 * KIB, 4000, 400]
+    assert not any(tensor._is_view() for tensor in tensors)
+    for each in (one[0], one[2], one[3]):
+        each[:] = 0
+    assert not one[4].any()
+    assert one[1].any()
+    assert all((mine == theirs).all() for mine, theirs in zip(other, sent, strict=True))
+    assert all(each.any() for each in sent)
+
+
+class TestLender:
+    """The slot is lent, and nothing is copied but what is small."""
+
+    @pytest.mark.parametrize("label", [ramp(100), np.arange(200.0)], ids=["tensor", "array"])
+    def test_what_is_small_beside_its_batch_does_not_keep_the_slot(self, loop: Loopback, label: Any) -> None:
+        """A loop that keeps the labels of an epoch must not keep all images with them."""
+        labels = [lent(loop, {"image": ramp(64 * KIB), "label": label})["label"] for _ in range(10)]
+        assert all((one == label).all() for one in labels)
+        assert (loop.num_on_loan(), len(loop.pool.slots)) == (0, 1)
+
+    def test_a_small_batch_is_lent_as_a_whole(self, loop: Loopback) -> None:
+        """A small tensor that is large beside its batch is not copied."""
+        for batch in ([ramp(10)], [ramp(100)] * 2 + [ramp(99)]):
+            for tensor in lent(loop, batch):
+                assert any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in loop.pool.slots)
+
+    def test_what_is_small(self) -> None:
+        """Small means at most 256 KiB, and less than an eighth of the batch."""
+        sizes = [(1, 8), (1, 9), (256 * KIB, 1 << 30), (256 * KIB + 1, 1 << 30), (100, 100)]
+        assert [is_small(*each) for each in sizes] == [False, True, True, False, False]
+
+    def test_a_parcel_that_is_never_opened(self, loop: Loopback) -> None:
+        """It keeps its slot, and releases it."""
+        parcel = loop.send(ramp(1000))
+        assert loop.num_on_loan() == 1
+        del parcel
+        assert loop.num_on_loan() == 0
+
+
+@pytest.mark.parametrize("batch", [ramp(64 * KIB), {"x": ramp(1000), "y": np.arange(1000.0)}, np.arange(1000)])
+def test_nothing_copied_refers_to_the_slot(loop: Loopback, batch: Any) -> None:
+    """The batch stays intact when the slot is overwritten, so a loop that keeps batches needs one slot."""
+    opened = batch_of(Copier(pins=False), loop.send(batch))
+    before = repr(opened)
+    assert loop.num_on_loan() == 0
+    (slot,) = loop.pool.slots
+    slot.poison()
+    assert repr(opened) == before

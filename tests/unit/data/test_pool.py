@@ -28,7 +28,7 @@ from tests.data.loopback import (
     num_open,
 )
 from tests.unit.data import seam
-from tests.unit.data.seam import NO_SLOT, Miss, Pool, Slot, memory, placement, unused_slots_hidden
+from tests.unit.data.seam import Miss, Pool, Slot, memory, placement, unused_slots_hidden
 from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
@@ -39,13 +39,6 @@ if TYPE_CHECKING:
 
 PAGE: Final = mmap.PAGESIZE
 BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page
-
-
-@pytest.fixture
-def loop() -> Iterator[Loopback]:
-    """Give a pool with one worker."""
-    with loopback() as made:
-        yield made
 
 
 @pytest.fixture
@@ -68,10 +61,6 @@ def numbers(loop: Loopback) -> list[int]:
 class TestMaking:
     """Slots are made by workers, when batches need them."""
 
-    def test_a_new_pool_has_no_slots(self, loop: Loopback) -> None:
-        """Nothing is known of the batches yet."""
-        assert (loop.pool.slots, loop.num_free(), num_open()) == ((), 0, 0)
-
     def test_the_first_batch_makes_a_slot_and_the_second_uses_it(self, loop: Loopback) -> None:
         """It is as large as the batch, and gets no more memory later."""
         for value in range(5):
@@ -80,23 +69,6 @@ class TestMaking:
             assert set(bytes(parcel.view)) == {value}
             del parcel
         assert (len(loop.pool.slots), held_bytes(loop.pool)) == (1, 10 * PAGE)
-
-    def test_as_many_as_are_in_use_are_made(self, loop: Loopback) -> None:
-        """A kept batch is not overwritten; a loop that keeps one more has one slot more."""
-        kept = lent(loop, pages(1, 7))
-        for value in range(20):
-            lent(loop, pages(1, value))
-        assert set(kept.tolist()) == {7}
-        assert len(loop.pool.slots) == 2
-
-    def test_a_batch_without_memory_takes_no_slot(self, loop: Loopback) -> None:
-        """Its worker keeps what it was granted for the next batch, and gets no more than it has tasks."""
-        kept = [lent(loop, BATCH) for _ in range(10)]
-        del kept
-        for _ in range(10):
-            assert loop.send("nothing").head.slot == NO_SLOT
-        assert loop.num_free() == 10 - 3  # one more than the worker may be asked for at once
-        assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -123,39 +95,11 @@ def test_pages_of_a_slot_that_is_handed_down(loop: Loopback, monkeypatch: pytest
 class TestSizes:
     """What recent batches need decides which slots are kept."""
 
-    def test_an_outlier_takes_its_memory_with_it(self, loop: Loopback) -> None:
-        """A batch that is far larger than the others leaves nothing, and later slots are not as large."""
-        for _ in range(20):
-            lent(loop, pages(4))
-        assert set(lent(loop, pages(1000, 5)).tolist()) == {5}
-        kept = [lent(loop, pages(4)) for _ in range(3)]
-        assert len(kept) == 3
-        assert held_bytes(loop.pool) == 3 * 4 * PAGE
-
     def test_an_outlier_that_comes_first_goes_within_an_epoch(self, loop: Loopback) -> None:
         """Its slot serves until it is known to be one."""
         for number in range(40):
             lent(loop, pages(1000 if number == 0 else 4))
         assert held_bytes(loop.pool) == 4 * PAGE
-
-    def test_sizes_may_grow_for_ever(self, loop: Loopback) -> None:
-        """Slots that are too small go; every batch is in slots."""
-        for size in range(1, 64):
-            parcel = loop.send(pages(size, size))
-            assert parcel.head.miss is None
-            del parcel
-        assert len(loop.pool.slots) < 6
-
-    def test_sizes_may_vary(self, loop: Loopback) -> None:
-        """Batches within a factor of two share slots once the largest is known."""
-        generator = torch.Generator().manual_seed(7)
-        num_made = 0
-        for number in range(100):
-            size = int(torch.randint(8, 16, (), generator=generator))
-            parcel = loop.send(pages(size, number))
-            num_made += parcel.head.made_bytes > 0 and number >= 32
-            del parcel
-        assert num_made <= 5
 
     def test_slots_that_are_not_needed_any_more_go(self, loop: Loopback) -> None:
         """A loop that once kept many batches does not hold their memory for its life."""
@@ -244,27 +188,6 @@ class TestWorkers:
             assert (head.made_bytes, before[head.slot]) == (0, worker)
         assert {slot.number: slot.worker for slot in two.pool.slots} == before
 
-    def test_what_a_new_worker_cannot_map_goes(self, loop: Loopback) -> None:
-        """It refuses the slot, which is not offered again, and its memory is freed."""
-        lent(loop, BATCH)
-        (number,) = numbers(loop)
-        loop.workers[0]._mapped.clear()
-        assert torch.equal(lent(loop, BATCH), BATCH)
-        assert number not in numbers(loop)
-        assert (len(numbers(loop)), num_open()) == (1, 1)
-
-    def test_a_worker_forgets_what_the_rank_could_not_map(
-        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Otherwise it would hold the memory for its life."""
-        head, _ = loop.post(BATCH)
-        with monkeypatch.context() as patch:
-            patch.setattr(seam.slots, "map_memfd", lambda *_: _too_many_files(0))
-            with pytest.raises(OSError, match="Too many open files"):
-                loop.pool.lend(head)
-        loop.begin()
-        assert loop.workers[0]._mapped == {}
-
     def test_new_workers_have_new_numbers(self, loop: Loopback) -> None:
         """A slot of the last epoch is not mistaken for one of this."""
         seen: set[int] = set()
@@ -276,34 +199,29 @@ class TestWorkers:
             loop.pool.recover()
             loop.start_workers()
 
-    def test_workers_do_not_inherit_free_slots(self, loop: Loopback) -> None:
-        """Those that are forked now would hold memory that the rank gives back; what is lent they may read."""
-        kept = [lent(loop, BATCH) for _ in range(2)]
-        address = kept[1].data_ptr()
-        del kept[1:]
-        loop.pool.reclaim()
+    def test_workers_do_not_inherit_unused_slots(self, loop: Loopback) -> None:
+        """Workers of any loader would hold memory that the rank gives back; what is lent they may read.
 
-        def is_mapped() -> bool:
-            maps = Path("/proc/self/maps").read_text(encoding="ascii")
-            return f"{address:x}-" in maps
+        A child that the user forked may start workers, too: it hides its own slots only.
+        """
+        with loopback() as other:
+            kept = [lent(loop, BATCH) for _ in range(2)]
+            addresses = [kept[1].data_ptr(), lent(other, BATCH).data_ptr()]
+            del kept[1:]
+            loop.pool.reclaim()  # but not the other one's
 
-        assert in_forked_child(lambda: is_mapped() and torch.equal(kept[0], BATCH))
-        with unused_slots_hidden():
-            assert in_forked_child(lambda: not is_mapped() and torch.equal(kept[0], BATCH))
-        assert in_forked_child(is_mapped)
+            def are_mapped() -> list[bool]:
+                maps = Path("/proc/self/maps").read_text(encoding="ascii")
+                return [f"{address:x}-" in maps for address in addresses]
 
-    def test_a_childs_own_workers_do_not_concern_its_parents_slots(self, loop: Loopback) -> None:
-        """A child that the user forked may start workers: it hides its own slots only."""
-        address = lent(loop, BATCH).data_ptr()
+            def start_worker() -> bool:
+                with unused_slots_hidden():
+                    return in_forked_child(lambda: all(are_mapped()))
 
-        def is_mapped() -> bool:
-            return f"{address:x}-" in Path("/proc/self/maps").read_text(encoding="ascii")
-
-        def start_worker() -> bool:
             with unused_slots_hidden():
-                return in_forked_child(is_mapped)
-
-        assert in_forked_child(start_worker)
+                assert in_forked_child(lambda: not any(are_mapped()) and torch.equal(kept[0], BATCH))
+            assert in_forked_child(lambda: all(are_mapped()) and torch.equal(kept[0], BATCH))
+            assert in_forked_child(start_worker)
 
     def test_a_fork_while_another_thread_starts_workers(self, loop: Loopback) -> None:
         """The child of a user's thread may read the batches in use, so their slots go to no worker."""
@@ -323,23 +241,6 @@ class TestWorkers:
         thread.join()
         kept.clear()
         assert loop.num_free() == 0
-
-    def test_nor_those_of_other_loaders(self, loop: Loopback) -> None:
-        """A validation loader's workers would hold the memory of a training loader that is closed meanwhile."""
-        with loopback() as other:
-            address = lent(other, BATCH).data_ptr()  # not taken back yet
-
-            def is_mapped() -> bool:
-                return f"{address:x}-" in Path("/proc/self/maps").read_text(encoding="ascii")
-
-            with unused_slots_hidden():
-                assert loop.pool is not other.pool
-                assert in_forked_child(lambda: not is_mapped())
-            assert in_forked_child(is_mapped)
-
-
-def _too_many_files(_number: int) -> int:
-    raise OSError(24, "Too many open files")
 
 
 def test_a_slots_descriptor_is_closed_once(loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,14 +266,22 @@ def test_a_slots_descriptor_is_closed_once(loop: Loopback, monkeypatch: pytest.M
 class TestFiles:
     """Every slot that may be used again has a descriptor."""
 
-    def test_many_tasks_leave_descriptors_for_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Slots take at most half of them, however many tasks the workers have."""
-        monkeypatch.setattr(resource, "getrlimit", lambda _limit: (64, 64))
-        with loopback(num_workers=1, prefetch=100) as loop:
-            kept = [loop.send(BATCH) for _ in range(50)]
-            loop.pool.reclaim()
-            assert sum(slot.fd is not None for slot in loop.pool.slots) == 32
-            assert all(parcel.view for parcel in kept)
+    @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyboardInterrupt()], ids=repr)
+    def test_a_slot_that_cannot_be_mapped(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    ) -> None:
+        """Whether there is no memory or Ctrl-C comes, nothing is left of it, and its worker forgets it."""
+
+        def refuse(*_: object) -> None:
+            raise error
+
+        head, _ = loop.post(BATCH)
+        with monkeypatch.context() as patch:
+            patch.setattr(seam.slots, "map_memfd", refuse)
+            with pytest.raises(type(error)):
+                loop.pool.lend(head)
+        loop.begin()
+        assert (loop.pool.slots, num_open(), loop.workers[0]._mapped) == ((), 0, {})
 
     def test_a_loop_may_keep_more_batches_than_files(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """Some of the files are slots; the oldest batches keep their memory only."""
@@ -389,47 +298,6 @@ class TestFiles:
         assert num_mapped() <= before - 50 + 16
         del kept
         assert torch.equal(lent(loop, -BATCH), -BATCH)
-
-    def test_a_descriptor_that_is_lost_costs_its_batch(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The error names the limit; the next batch arrives."""
-        head, _ = loop.post(BATCH)
-        with monkeypatch.context() as patch:
-            patch.setattr(loop.pool.arrivals, "take", _too_many_files)
-            with pytest.raises(OSError, match="Too many open files"):
-                loop.pool.lend(head)
-        assert loop.pool.slots == ()
-        assert torch.equal(lent(loop, -BATCH), -BATCH)
-
-    def test_a_slot_that_cannot_be_mapped_leaves_nothing(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The rank has no address space for it."""
-        head, _ = loop.post(BATCH)
-        monkeypatch.setattr(seam.slots, "map_memfd", lambda *_: _too_many_files(0))
-        with pytest.raises(OSError, match="Too many open files"):
-            loop.pool.lend(head)
-        assert (loop.pool.slots, num_open()) == ((), 0)
-
-    def test_ctrl_c_while_a_slot_is_mapped(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its descriptor is closed, and its worker forgets it."""
-
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        head, _ = loop.post(BATCH)
-        with monkeypatch.context() as patch:
-            patch.setattr(seam.slots, "map_memfd", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                loop.pool.lend(head)
-        loop.begin()
-        assert (loop.pool.slots, num_open(), loop.workers[0]._mapped) == ((), 0, {})
-
-    def test_what_a_worker_reports_is_told(self) -> None:
-        """Refused memory policies are the worker's to see, and the rank's to report."""
-        told: list[str] = []
-        with loopback(told=told) as loop:
-            loop.workers[0]._notes["memory on node 1 was refused"] = False
-            for _ in range(3):
-                lent(loop, BATCH)
-        assert told == ["memory on node 1 was refused"]
 
     def test_without_memory_the_size_is_learned_all_the_same(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch

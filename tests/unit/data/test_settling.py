@@ -151,17 +151,6 @@ class TestBudget:
             assert "the budget for pinned memory is used up: 0" in told[0]
             assert "pinned_budget=" in told[0]
 
-    def test_room_that_is_made_is_used(self, fake_cuda: FakeCuda) -> None:
-        """A slot that does not fit now does not mean that a smaller one later does not."""
-        budget = [0]
-        with loopback(budget_bytes=lambda: budget[0], **gpu()) as loop:
-            release(loop)
-            kept = lent(loop, BATCH)
-            budget[0] = PAGE
-            release(loop)
-            assert kept is not None
-            assert fake_cuda.registered_bytes() == PAGE
-
 
 class TestRefusals:
     """A refusal is reported once, and batches travel in slots that are not pinned."""
@@ -256,21 +245,6 @@ class TestPlacement:
             del kept
             loop.settle()
             assert (len(asked), told) == (2, ["not all of 1"])  # the share is another, and in the stats
-
-    def test_pages_that_nobody_reports_are_unverified(
-        self, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """One such slot makes the share of all unknown."""
-        answers = iter([Placement(pages={1: 1}), Placement(pages=None)])
-        monkeypatch.setattr(placement, "check", lambda *_args, **_options: next(answers))
-        monkeypatch.setattr(placement, "prefer", lambda *_, **_within: iter(()))
-        with loopback(**there) as loop:
-            release(loop)
-            assert share_on(CpuSet({1}), loop.pool.slots) == 1
-            kept = [lent(loop, BATCH) for _ in range(2)]
-            del kept
-            loop.settle()
-            assert share_on(CpuSet({1}), loop.pool.slots) is None
 
 
 class TestClosing:

@@ -10,20 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.data.seam import FreeSlots, RecentSizes, Slot, align, capacity_for
+from tests.unit.data.seam import FreeSlots, RecentSizes, Slot, capacity_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PAGE: Final = mmap.PAGESIZE
 MB: Final = 1 << 20
-MEMORY: Final = torch.empty(0)
-
-
-@pytest.mark.parametrize(("num_bytes", "to", "aligned"), [(0, 256, 0), (1, 256, 256), (256, 256, 256), (257, 4, 260)])
-def test_align(num_bytes: int, to: int, aligned: int) -> None:
-    """Sizes are rounded up; aligned ones stay."""
-    assert align(num_bytes, to) == aligned
+SLOTS: Final = [
+    Slot(number=number, fd=None, num_bytes=0, address=0, owner=torch.empty(0), worker=0) for number in range(10)
+]
 
 
 class TestCapacity:
@@ -42,10 +38,6 @@ class TestCapacity:
         """Whatever fits into the larger batch's slot is the smaller batch."""
         assert capacity_for(min(one, other)) <= capacity_for(max(one, other))
 
-    def test_nothing_has_a_page(self) -> None:
-        """A mapping cannot be empty."""
-        assert capacity_for(0) == PAGE
-
     def test_batches_of_similar_sizes_share_slots(self) -> None:
         """Between two powers of two there are eight sizes."""
         assert len({capacity_for(num_bytes) for num_bytes in range(8 * MB + 1, 16 * MB + 1, 5000)}) == 8
@@ -63,14 +55,9 @@ class TestRecentSizes:
     """What recent batches need."""
 
     def test_before_the_first_batch_nothing_is_known(self) -> None:
-        """The worker then takes as much address space as any batch may need."""
+        """The worker then takes as much address space as any batch may need; the first batch decides for the next."""
         assert RecentSizes().expected_bytes == 0
-
-    def test_the_first_batch_decides_for_the_second(self) -> None:
-        """There is nothing else to go by."""
-        recent = sizes_of([5 * MB])
-        assert recent.expected_bytes == capacity_for(5 * MB)
-        assert recent.is_useful(recent.expected_bytes)
+        assert sizes_of([5 * MB]).expected_bytes == capacity_for(5 * MB)
 
     @pytest.mark.parametrize("at", [0, 10, 19])
     def test_one_outlier_among_twenty_changes_nothing(self, at: int) -> None:
@@ -92,12 +79,6 @@ class TestRecentSizes:
         recent = sizes_of([MB] * 32 + [2 * MB] * 17)
         assert [recent.is_useful(size) for size in (MB, 2 * MB)] == [False, True]
 
-    def test_the_past_is_forgotten(self) -> None:
-        """After 32 batches nothing is left of earlier ones."""
-        one, other = sizes_of([200 * MB] * 100 + [MB] * 32), sizes_of([MB] * 32)
-        assert one.expected_bytes == other.expected_bytes
-        assert not one.is_useful(200 * MB)
-
     @given(st.lists(st.sampled_from([1, MB, MB + 1, 3 * MB, 50 * MB]), min_size=1, max_size=80))
     def test_only_the_last_thirty_two_count(self, sizes: list[int]) -> None:
         """In any sequence; a new slot is useful at once, and at least nine of ten batches fit into it."""
@@ -110,17 +91,12 @@ class TestRecentSizes:
         assert 10 * sum(size > recent.expected_bytes for size in last) <= len(last)
 
 
-def slot() -> Slot:
-    """Return a slot without memory."""
-    return Slot(number=0, fd=None, num_bytes=0, address=0, owner=MEMORY, worker=0)
-
-
 class TestFreeSlots:
     """Which free slots stay."""
 
     def test_slots_that_were_never_in_use_are_surplus(self) -> None:
         """A loop that kept many batches once does not hold their memory forever, but one spare a worker."""
-        free = FreeSlots(slot() for _ in range(10))
+        free = FreeSlots(SLOTS)
         dropped = 0
         for _ in range(1000):
             one = free.pop()
@@ -132,7 +108,7 @@ class TestFreeSlots:
 
     def test_slots_that_are_used_now_and_then_stay(self) -> None:
         """Every 30 batches the loop keeps nine at once."""
-        free = FreeSlots(slot() for _ in range(10))
+        free = FreeSlots(SLOTS)
         for step in range(1000):
             used = [free.pop() for _ in range(9 if step % 30 == 0 else 1)]
             for one in used:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import mmap
 import os
 from dataclasses import replace
@@ -27,7 +26,6 @@ from tests.unit.data.seam import (
     memory,
     placement,
 )
-from tests.unit.data.seam import packing as slots_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,42 +109,17 @@ def refuse(code: int) -> Callable[..., Any]:
 class TestMaking:
     """Slots that a worker makes."""
 
-    def test_the_first_one_takes_a_batch_of_any_size(self, rank: Rank) -> None:
-        """Its size is unknown: it has 4 GiB of address space, and pages where something was written."""
-        made = take(rank.own, 100)
-        assert made.capacity >= 4 << 30
-        for num_bytes in (100, 10 * PAGE, 1):
-            assert made.reserve(num_bytes) is not None
-        rank.own.send(made)
-        assert rank.received(made.number) == (11 * PAGE, 11 * PAGE)
-
-    def test_a_batch_that_is_larger_still_fits(self, rank: Rank) -> None:
-        """Even the first batch may be larger than what is taken for one of unknown size."""
-        assert take(rank.own, 9 << 30).capacity >= 9 << 30
-
     def test_once_a_size_is_expected_it_has_that(self, rank: Rank) -> None:
-        """It is sent in this size, even if its own batch is smaller; pages come with their use."""
+        """It is sent in this size, or, for a larger batch, in little more than that; pages come with their use."""
         rank.expect(20 * PAGE)
+        assert take(rank.own, 100 * PAGE).capacity == capacity_for(100 * PAGE)
         made = take(rank.own, 100)
-        assert made.capacity == 20 * PAGE
+        assert (made.capacity, made.end, made.is_new) == (20 * PAGE, 0, True)
         assert made.reserve(100) == 0
         rank.own.send(made)
         assert rank.received(made.number) == (20 * PAGE, PAGE)
-
-    def test_a_larger_batch_has_a_larger_one(self, rank: Rank) -> None:
-        """At most an eighth of it is not used."""
-        rank.expect(PAGE)
-        made = take(rank.own, 100 * PAGE)
-        assert made.capacity == capacity_for(100 * PAGE)
-        assert (made.end, made.is_new) == (0, True)
-
-    def test_every_number_is_new(self, rank: Rank) -> None:
-        """Numbers of other workers of the loader's lifetime are never used."""
-        numbers = [take(rank.own).number for _ in range(3)]
-        other = WorkerSlots(rank.arrivals, ANYWHERE, {}, serial=SERIAL + 1)
-        others = [take(other).number for _ in range(3)]
-        assert len({*numbers, *others}) == 6
-        assert take(rank.own).number not in {*numbers, *others}
+        rank.expect(0)
+        assert take(rank.own, 9 << 30).capacity >= 9 << 30  # more than is taken for a batch of unknown size
 
     def test_it_is_placed_before_it_is_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The policy is set on the whole slot while it has no page; a refusal is reported once."""
@@ -171,42 +144,19 @@ class TestMaking:
         ]
         rank.close()
 
-    def test_on_one_node_no_policy_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """There is nothing to choose."""
-        monkeypatch.setattr(placement, "prefer", refuse(errno.EPERM))
-        rank = Rank(nodes=CpuSet({0}), num_machine_nodes=1)
-        assert take(rank.own).reserve(PAGE) == 0
-        rank.close()
-
 
 class TestReserve:
     """Room in a batch's memory."""
 
     def test_each_begins_at_a_multiple_of_256(self, rank: Rank) -> None:
-        """The end of the last one is where the next begins."""
+        """What does not fit takes nothing: something smaller may still fit, up to the last byte."""
+        rank.expect(2 * PAGE)
         made = take(rank.own)
         assert [made.reserve(num_bytes) for num_bytes in (1, 256, 257, 100)] == [0, 256, 512, 1024]
         assert made.end == 1280
-
-    def test_what_does_not_fit_takes_nothing(self, rank: Rank) -> None:
-        """Something smaller may still fit, up to the last byte."""
-        rank.expect(2 * PAGE)
-        made = take(rank.own)
-        assert made.reserve(PAGE) == 0
-        assert made.reserve(made.capacity - PAGE + 1) is None
-        assert made.reserve(made.capacity - PAGE) == PAGE
+        assert made.reserve(made.capacity - 1280 + 1) is None
+        assert made.reserve(made.capacity - 1280) == 1280
         assert made.reserve(1) is None
-
-    def test_memory_that_runs_out_is_an_error(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No signal: pages exist before they are written. Nothing was taken, and it can be tried again."""
-        rank.expect(SIZE)
-        made = take(rank.own)
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
-            with pytest.raises(OSError, match="the kernel has no"):
-                made.reserve(PAGE)
-        assert made.end == 0
-        assert made.reserve(PAGE) == 0
 
 
 class TestSeals:
@@ -215,11 +165,16 @@ class TestSeals:
     @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
     @pytest.mark.parametrize("kernel", ["this", "older"])
     def test_its_size_is_fixed(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-        """Otherwise whoever reads the rest of it would end by SIGBUS. Before Linux 6.3 it can be made executable."""
-        if kernel == "older":
-            own = os.memfd_create
-            monkeypatch.setattr(os, "memfd_create", lambda name, flags: own(name, _without_noexec(flags)))
+        """Otherwise whoever reads the rest of it would end by SIGBUS. Since Linux 6.3 it cannot be made executable."""
+        own, asked = os.memfd_create, []
+
+        def memfd_create(name: str, flags: int) -> int:
+            asked.append(flags)
+            return own(name, _without_noexec(flags) if kernel == "older" else flags)
+
+        monkeypatch.setattr(os, "memfd_create", memfd_create)
         made = take(rank.own)
+        assert asked[0] & NEVER_EXECUTED
         rank.own.send(made)
         fd = rank.arrivals.take(made.number)
         assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
@@ -229,18 +184,6 @@ class TestSeals:
         status = os.waitpid(child, 0)[1]
         os.close(fd)
         assert status == 0
-
-    def test_it_never_becomes_a_program(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Since Linux 6.3 the kernel warns of a memfd that may, or refuses it (vm.memfd_noexec)."""
-        own, asked = os.memfd_create, []
-
-        def memfd_create(name: str, flags: int) -> int:
-            asked.append(flags)
-            return own(name, flags)
-
-        monkeypatch.setattr(os, "memfd_create", memfd_create)
-        take(rank.own)
-        assert asked[0] & NEVER_EXECUTED
 
 
 def is_refused(fd: int, num_bytes: int) -> bool:
@@ -262,56 +205,15 @@ def _without_noexec(flags: int) -> int:
 class TestRefusals:
     """Whatever is refused costs a slot, never a batch."""
 
-    @pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
-    def test_no_file(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        """There is none for this batch; torch sends it."""
+    @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT, errno.EINVAL])
+    def test_a_slot_taken_over_for_which_there_is_no_memory(self, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+        """Writing to it would end the worker: it is left out. Before Linux 5.14 (EINVAL) pages come with a write."""
+        fd = os.memfd_create("numapin-slot")
+        os.ftruncate(fd, SIZE)
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, refuse(errno.EMFILE))
-            assert rank.own.take(SIZE) is None
+            patch.setattr(memory, "populate", refuse(code))
+            assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
         assert num_open() == 0
-        assert rank.own.take(SIZE) is not None
-
-    def test_no_address_space(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A limit on it may forbid a slot for a batch of unknown size, but not one of a known size."""
-        monkeypatch.setattr(slots_module, "_UNKNOWN_BYTES", 1 << 49)
-        assert rank.own.take(SIZE) is None
-        assert num_open() == 0
-        rank.expect(SIZE)
-        assert rank.own.take(SIZE) is not None
-
-    def test_no_address_space_for_more_than_is_needed(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A larger slot for a batch has room for a batch of any size only if it can."""
-        rank.expect(SIZE)
-        made = take(rank.own)
-        assert made.reserve(SIZE) == 0
-        monkeypatch.setattr(slots_module, "_UNKNOWN_BYTES", 1 << 49)
-        found = rank.own.grow(made, PAGE)
-        assert found is not None
-        assert (found.start, found.end, found.capacity) == (SIZE, SIZE, capacity_for(SIZE + PAGE))
-        rank.own.put_back(found)
-
-    def test_no_memory_for_a_larger_one(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is left of it, and the batch stays where it is."""
-        rank.expect(SIZE)
-        made = take(rank.own)
-        before = num_open(), num_mapped()
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
-            assert rank.own.grow(made, SIZE) is None
-        assert (num_open(), num_mapped()) == before
-
-    @pytest.mark.parametrize("call", ["send", "ftruncate"])
-    def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        """Its descriptor is closed, and it is not mistaken for a granted slot."""
-        made = take(rank.own)
-        where: Any = os if call == "ftruncate" else rank.arrivals
-        with monkeypatch.context() as patch:
-            patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
-            with pytest.raises(OSError, match="Too many references"):
-                rank.own.send(made)
-        assert num_open() == 0
-        rank.own.put_back(made)
-        assert take(rank.own).is_new
 
     def test_a_granted_slot_that_could_not_be_mapped(self, rank: Rank) -> None:
         """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
@@ -320,39 +222,9 @@ class TestRefusals:
         assert rank.own.report(0).get("refused", ()) == (8,)
         assert rank.own.report(0).get("refused", ()) == ()
 
-    @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT])
-    def test_a_slot_taken_over_for_which_there_is_no_memory(self, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-        """Writing to it would end the worker: it is left out, and nothing is left open."""
-        fd = os.memfd_create("numapin-slot")
-        os.ftruncate(fd, SIZE)
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(code))
-            assert HandedDown(lambda: [(5, SIZE, fd)]).map() == {}
-        assert num_open() == 0
-
-    def test_a_slot_taken_over_on_an_old_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Before Linux 5.14 its pages come with the first write."""
-        fd = os.memfd_create("numapin-slot")
-        os.ftruncate(fd, SIZE)
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(errno.EINVAL))
-            assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == [5]
-
 
 class TestGranted:
     """Slots that come with tasks."""
-
-    def test_the_next_batch_goes_there(self, rank: Rank) -> None:
-        """It has all its pages; sending it hands nothing over, and no descriptor is left."""
-        rank.grant(5)
-        used = take(rank.own)
-        assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {5})
-        assert used.reserve(SIZE) == 0
-        rank.own.send(used)
-        assert (used.number, used.end, used.is_new) == (5, SIZE, False)
-        assert num_open() == 0
-        with pytest.raises(BlockingIOError):
-            rank.arrivals.take(5)
 
     @pytest.mark.parametrize("expected_bytes", [0, SIZE])
     def test_what_it_made_stays_mapped(self, rank: Rank, expected_bytes: int) -> None:
@@ -374,57 +246,13 @@ class TestGranted:
             del again
         assert num_mapped() == before
 
-    def test_what_the_rank_forgets_is_unmapped(self, rank: Rank) -> None:
-        """Its memory goes with the last reference."""
-        gc.collect()
-        before = num_mapped()
-        rank.grant(5)
-        kept = torch.frombuffer(take(rank.own).view, dtype=torch.uint8)
-        rank.own.accept(NO_GRANT._replace(forgotten=(5, 8)))
-        assert set(kept.tolist()) == {5}
-        del kept
-        assert num_mapped() == before - 1
-
-    def test_what_a_forked_child_can_read_goes_to_no_worker(self, rank: Rank) -> None:
-        """The child may read it for as long as it lives. The rank is told once, and this worker refuses it."""
-        rank.grant(5)
-        used = take(rank.own)
-        rank.own.note_fork()
-        rank.own.send(used)
-        del used
-        assert rank.own.report(0).get("inherited", ()) == (5,)
-        assert rank.own.report(0).get("inherited", ()) == ()
-        rank.grant(5)
-        assert rank.own.report(0).get("refused", ()) == (5,)
-
-    def test_one_that_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
-        """The last one comes first; a batch that needs two gets both."""
+    def test_what_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
+        """The last one comes first, also if it was put back; a batch that needs two gets both."""
         rank.grant(5)
         rank.grant(6)
-        assert [take(rank.own).number, take(rank.own).number] == [6, 5]
-        assert take(rank.own).is_new
-
-    def test_what_is_put_back_serves_the_next_batch(self, rank: Rank) -> None:
-        """A batch could not be pickled, after its slot was taken."""
-        rank.grant(5)
         rank.own.put_back(take(rank.own))
-        assert take(rank.own).number == 5
-
-    def test_a_new_one_that_is_put_back_is_gone(self, rank: Rank) -> None:
-        """The rank does not know of it."""
-        gc.collect()
-        before = num_mapped()
-        made = take(rank.own)
-        rank.own.put_back(made)
-        del made
-        assert (num_open(), num_mapped()) == (0, before)
+        assert [take(rank.own).number for _ in range(2)] == [6, 5]
         assert take(rank.own).is_new
-
-    def test_one_that_is_too_small_waits_for_a_smaller_batch(self, rank: Rank) -> None:
-        """The batch gets a new one."""
-        rank.grant(5)
-        assert take(rank.own, SIZE + 1).is_new
-        assert take(rank.own, SIZE).number == 5
 
     def test_those_that_are_too_small_do_not_pile_up(self, rank: Rank) -> None:
         """Of several, the oldest is given back to the rank."""
@@ -439,25 +267,32 @@ class TestGranted:
 class TestKept:
     """Slots to which something in the worker refers."""
 
-    @pytest.mark.parametrize("kind", ["view", "tensor", "tensor's view", "storage", "array"])
-    def test_it_is_not_written_again(self, rank: Rank, kind: str) -> None:
-        """The rank is told, and the worker uses another; what it keeps stays as it is."""
-        rank.grant(5)
-        kept = _kept(kind, take(rank.own).view)
-        rank.grant(5)
-        assert take(rank.own).number != 5
+    @pytest.mark.parametrize("is_granted", [True, False])
+    @pytest.mark.parametrize("refer", [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)])
+    def test_it_is_not_written_again(self, rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool) -> None:
+        """The rank is told, and the worker uses another until the reference is gone, even if it made the slot."""
+        if is_granted:
+            rank.grant(5)
+        else:
+            rank.expect(SIZE)
+        used = take(rank.own)
+        number = used.number
+        used.reserve(SIZE)
+        used.view[:] = bytes([5]) * len(used.view)
+        rank.own.send(used)
+        kept = refer(used.view)
+        del used
+        if not is_granted:
+            os.close(rank.arrivals.take(number))
+        rank.grant(number)
+        assert take(rank.own).number != number
         report = rank.own.report(0)
         refused, still_kept = report["refused"], report["kept"]
-        assert (refused, 5 in still_kept) == ((5,), True)
+        assert (refused, number in still_kept) == ((number,), True)
         assert set(bytes(kept)) == {5}
-
-    def test_it_can_be_used_once_the_reference_is_gone(self, rank: Rank) -> None:
-        """A reference that ended between two batches does no harm."""
-        rank.grant(5)
-        kept = take(rank.own).view
         del kept
-        rank.grant(5)
-        assert take(rank.own).number == 5
+        rank.grant(number)
+        assert take(rank.own).number == number
 
     def test_a_reference_may_come_back_after_the_grant(self, rank: Rank) -> None:
         """A batch was put back, but the dataset has kept a part of it."""
@@ -471,19 +306,6 @@ class TestKept:
         del kept
         assert take(rank.own).number == 5
 
-    def test_one_that_it_made_itself(self, rank: Rank) -> None:
-        """It stays mapped; what the worker keeps of it counts all the same."""
-        made = take(rank.own)
-        made.reserve(SIZE)
-        rank.own.send(made)
-        kept, number = made.view[:10], made.number
-        del made
-        os.close(rank.arrivals.take(number))
-        rank.grant(number)
-        assert take(rank.own).number != number
-        assert rank.own.report(0).get("refused", ()) == (number,)
-        assert bytes(kept) == bytes(10)
-
     def test_every_batch_is_told_of_what_is_kept(self, rank: Rank) -> None:
         """No other worker may write there: it is reported until the reference is gone."""
         rank.grant(5)
@@ -494,48 +316,3 @@ class TestKept:
         assert set(rank.own.report(0)["kept"]) == {5, 6}
         del kept
         assert set(rank.own.report(0)["kept"]) == {other.number}
-
-
-def _kept(kind: str, view: memoryview) -> Any:
-    tensor = torch.frombuffer(view, dtype=torch.uint8)
-    kinds = {"view": view, "tensor": tensor, "tensor's view": tensor[5:9], "storage": tensor.untyped_storage()}
-    return kinds[kind] if kind in kinds else tensor[::2].numpy()
-
-
-class TestMapping:
-    """The mapping of a memfd."""
-
-    def test_it_outlives_its_descriptor(self) -> None:
-        """It goes with the last reference to any part of it."""
-        gc.collect()
-        before = num_mapped()
-        fd = os.memfd_create("numapin-slot")
-        os.ftruncate(fd, SIZE)
-        mapped = map_memfd(fd, SIZE)
-        os.close(fd)
-        mapped.fill_(7)
-        part = mapped[5:8]
-        del mapped
-        assert (part.tolist(), num_mapped(), num_open()) == ([7, 7, 7], before + 1, 0)
-        del part
-        assert num_mapped() == before
-
-    def test_two_see_the_same_memory(self) -> None:
-        """One is the worker's, the other the rank's."""
-        fd = os.memfd_create("numapin-slot")
-        os.ftruncate(fd, SIZE)
-        one, other = map_memfd(fd, SIZE), map_memfd(fd, SIZE)
-        os.close(fd)
-        one[100] = 9
-        assert other[100] == 9
-
-    def test_what_cannot_be_mapped_is_an_error(self) -> None:
-        """It is the kernel's, and no descriptor is lost."""
-        fd = os.memfd_create("numapin-slot")
-        try:
-            os.ftruncate(fd, 1 << 49)
-            with pytest.raises(OSError, match="Cannot allocate memory"):
-                map_memfd(fd, 1 << 49)
-            assert num_open() == 1
-        finally:
-            os.close(fd)

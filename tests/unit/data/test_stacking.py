@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+Stack: TypeAlias = "Callable[[list[torch.Tensor], int], torch.Tensor]"
 needs_stores = pytest.mark.skipif(not memory.can_pass_caches(), reason="no C compiler when numapin was installed")
 SAMPLE: Final = 1 << 18  # float32 elements: 1 MiB
 
@@ -65,7 +66,12 @@ class TestPastCaches:
         assert set(target[:target_at].tolist()) | set(target[end:].tolist()) == {7}
 
     def test_a_tensor_that_no_collate_stacked(self, past: list[int]) -> None:
-        """Large tensors of a custom collate_fn are copied into the slot the same way."""
+        """Large tensors of a custom collate_fn are copied into the slot the same way.
+
+        Only if a GPU reads them next: a batch that this process reads belongs in its caches.
+        """
+        passes = [Packer(None, worker=0, pins=n == 1, moves=n == 2).passes_caches for n in range(3)]
+        assert passes == [False, True, True]
         with loopback() as loop:
             loop.packers[0].passes_caches = True
             batch = torch.randn(LARGE_BYTES // 4 + 3)
@@ -87,22 +93,19 @@ class TestWithout:
         yield
         memory.can_pass_caches.cache_clear()
 
-    def test_a_call_is_refused(self) -> None:
-        """The error's hint says what to install."""
-        assert not memory.can_pass_caches()
-        with pytest.raises(LibraryError, match=r"libstores\.so cannot be used") as caught:
-            memory.stack_past_caches(0, [], 0)
-        assert "gcc" in str(caught.value.hint)
-
-    def test_torch_stacks(self) -> None:
-        """A worker without the library does not use it."""
-        assert not Packer(None, worker=0, pins=True, moves=True).passes_caches
-
     @pytest.mark.parametrize(("machine", "is_told"), [("x86_64", True), ("aarch64", True), ("riscv64", False)])
     def test_the_loader_says_so(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: str, *, is_told: bool
     ) -> None:
-        """It warns once, if batches go to a GPU and the library exists for this machine; `strict` does not apply."""
+        """It warns once, if batches go to a GPU and the library exists for this machine; `strict` does not apply.
+
+        No worker uses it then, and the hint of a call's error says what to install.
+        """
+        assert not memory.can_pass_caches()
+        assert not Packer(None, worker=0, pins=True, moves=True).passes_caches
+        with pytest.raises(LibraryError, match=r"libstores\.so cannot be used") as caught:
+            memory.stack_past_caches(0, [], 0)
+        assert "gcc" in str(caught.value.hint)
         monkeypatch.setattr("platform.machine", lambda: machine)
         loader: DataLoader[int] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
         path = DataPath(PathOptions(strict=True))
@@ -115,18 +118,6 @@ class TestWithout:
         path.close()
 
 
-class TestForWhom:
-    """The reader of the batch decides whether the caches are bypassed."""
-
-    @pytest.mark.parametrize(
-        ("pins", "moves", "passes"), [(True, False, True), (False, True, True), (False, False, False)]
-    )
-    @needs_stores
-    def test_only_for_gpus(self, *, pins: bool, moves: bool, passes: bool) -> None:
-        """A batch that this process reads next belongs in its caches."""
-        assert Packer(None, worker=0, pins=pins, moves=moves).passes_caches is passes
-
-
 def is_odd(sample: torch.Tensor) -> bool:
     """Return whether a tensor's bytes are not its elements'."""
     return sample.is_conj() or sample.is_neg() or sample._is_zerotensor()
@@ -136,9 +127,7 @@ class TestStacking:
     """Stacking samples as torch.stack does."""
 
     @pytest.fixture(params=[False, pytest.param(True, marks=needs_stores)], ids=["through-caches", "past-caches"])
-    def stack(
-        self, request: pytest.FixtureRequest, past: list[int]
-    ) -> Callable[[list[torch.Tensor], int], torch.Tensor]:
+    def stack(self, request: pytest.FixtureRequest, past: list[int]) -> Stack:
         """Return a function that stacks on a number of threads."""
         packer = Packer(None, worker=0, pins=False, moves=False)
         packer.passes_caches = request.param
@@ -153,14 +142,13 @@ class TestStacking:
 
         return stack
 
-    @pytest.mark.parametrize("copy_threads", [1, 2, 3, 4])
-    @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 9])
-    def test_any_number_of_samples_and_threads(
-        self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], num_samples: int, copy_threads: int
-    ) -> None:
-        """It works even with fewer samples than threads: one large sample is a batch."""
-        samples = [torch.randn(LARGE_BYTES // 4 // num_samples + 5) for _ in range(num_samples)]
-        assert torch.equal(stack(samples, copy_threads), torch.stack(samples))
+    @pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 9])
+    def test_any_number_of_samples_and_threads(self, stack: Stack, num_samples: int) -> None:
+        """It works for every dtype, even with fewer samples than threads: one large sample is a batch."""
+        for copy_threads, dtype in enumerate((torch.uint8, torch.float16, torch.float32, torch.complex64), start=1):
+            count = LARGE_BYTES // dtype.itemsize // num_samples + 5
+            samples = [torch.randint(0, 2, (count,)).to(dtype) for _ in range(num_samples)]
+            assert torch.equal(stack(samples, copy_threads), torch.stack(samples))
 
     @pytest.mark.parametrize(("num_workers", "num_threads"), [(1, 4), (4, 4), (6, 2), (8, 2), (12, 1), (40, 1)])
     def test_no_more_threads_than_cpus(
@@ -170,12 +158,6 @@ class TestStacking:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
         monkeypatch.setattr(os, "cpu_count", lambda: 32)
         assert path._num_copy_threads(num_workers, {"LOCAL_WORLD_SIZE": "2"}) == num_threads
-
-    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.int64, torch.complex64, torch.bool])
-    def test_any_type(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], dtype: torch.dtype) -> None:
-        """Every dtype works."""
-        samples = [torch.randint(0, 2, (LARGE_BYTES // dtype.itemsize + 1,)).to(dtype) for _ in range(3)]
-        assert torch.equal(stack(samples, 2), torch.stack(samples))
 
     @pytest.mark.parametrize(
         "change",
@@ -191,7 +173,7 @@ class TestStacking:
     )
     def test_samples_that_are_no_blocks(
         self,
-        stack: Callable[[list[torch.Tensor], int], torch.Tensor],
+        stack: Stack,
         change: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """Their elements are stacked, not their bytes, even if only some samples are not contiguous."""
@@ -201,14 +183,15 @@ class TestStacking:
         mixed = [sample if number % 3 else sample.clone() for number, sample in enumerate(odd)]
         assert torch.equal(stack(mixed, 2), torch.stack(mixed))
 
-    def test_samples_without_memory(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor]) -> None:
-        """Zero gradients of autograd have no memory; torch stacks them."""
-        samples = [torch.randn(SAMPLE) for _ in range(7)] + [torch._efficientzerotensor(SAMPLE)]
-        assert torch.equal(stack(samples, 2), torch.stack([*samples[:7], torch.zeros(SAMPLE)]))
+    def test_zero_gradients_and_what_torch_refuses(self, stack: Stack) -> None:
+        """Zero gradients of autograd have no memory; torch stacks them. Its errors are its own."""
+        samples = [torch.randn(SAMPLE) for _ in range(7)]
+        zeros = [*samples, torch._efficientzerotensor(SAMPLE)]
+        assert torch.equal(stack(zeros, 2), torch.stack([*samples, torch.zeros(SAMPLE)]))
+        with pytest.raises(RuntimeError, match="grad"):
+            stack([*samples, torch.randn(SAMPLE, requires_grad=True)], 1)
 
-    def test_no_thread_can_be_started(
-        self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_no_thread_can_be_started(self, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
         """The calling thread then stacks all samples."""
         monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse_thread)
         samples = [torch.randn(SAMPLE) for _ in range(7)]
@@ -231,9 +214,3 @@ class TestStacking:
         assert done == [1]
         stacker._begin(lambda: done.append(2))()
         assert done == [1, 2]
-
-    def test_what_torch_refuses(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor]) -> None:
-        """The error is torch's own."""
-        samples = [torch.randn(SAMPLE) for _ in range(7)] + [torch.randn(SAMPLE, requires_grad=True)]
-        with pytest.raises(RuntimeError, match="grad"):
-            stack(samples, 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import FrozenInstanceError
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -14,98 +14,80 @@ from tests.data.loopback import Loopback, lent, make_head
 from tests.unit.data.seam import Counts, Miss, Stats
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.unit.data.seam import DataPath
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 HEAD: Final = make_head(slot=1, slot_bytes=100, num_bytes=100)
-NEW: Final = make_head(slot=1, slot_bytes=100, made_bytes=PAGE, num_bytes=100)
 
 
-class TestArrivals:
-    """A batch that came from a worker is a hit, a miss, or neither."""
+IDLE: Final = Stats(
+    batches=0,
+    bytes=0,
+    hits=0,
+    misses={},
+    wait_s_per_batch=None,
+    wait_share=None,
+    transfer_gbps=None,
+    slots=0,
+    slots_made=0,
+    slot_bytes=0,
+    slots_on_loan=0,
+    pinned_bytes=0,
+    nodes=(),
+    share_on_node=None,
+    placement="the machine has one NUMA node, 0",
+    notes=(),
+)
+BUSY: Final = replace(
+    IDLE,
+    batches=1200,
+    bytes=1200 * (38 << 20),
+    hits=1180,
+    misses={"a tensor that only torch can send": 20},
+    wait_s_per_batch=0.00042,
+    wait_share=0.031,
+    transfer_gbps=52.6,
+    slots=24,
+    slots_made=24,
+    slot_bytes=40 << 20,
+    slots_on_loan=3,
+    pinned_bytes=24 * (40 << 20),
+    nodes=(1,),
+    share_on_node=1.0,
+    placement="planned by numapin run: GPU 3 is on node 1",
+    notes=("libstores.so cannot be loaded, so large batches use a third more memory bandwidth; see: numapin doctor",),
+)
 
-    def test_a_batch_in_a_slot_is_a_hit(self) -> None:
-        """A batch in a slot is a hit, and its bytes are counted."""
-        counts = Counts()
-        counts.note_arrival(HEAD)
-        assert (counts.hits, counts.slots_made, dict(counts.misses), counts.num_bytes) == (1, 0, {}, 100)
 
-    def test_a_slot_that_was_made_for_its_batch_counts(self) -> None:
-        """The batch is a hit; the slot is counted once, and not again when it is used again."""
-        counts = Counts()
-        for head in (NEW, HEAD, HEAD):
-            counts.note_arrival(head)
-        assert (counts.hits, counts.slots_made) == (3, 1)
-
-    def test_a_batch_that_was_not_in_a_slot_as_a_whole_is_a_miss(self) -> None:
-        """It counts under its reason, even if a part of it was in a slot; its bytes count, too."""
-        counts = Counts()
-        for miss in (Miss.NO_MEMORY, Miss.UNSUPPORTED, Miss.NO_MEMORY):
-            counts.note_arrival(HEAD._replace(miss=miss))
-        assert (counts.hits, counts.num_bytes) == (0, 300)
-        assert dict(counts.misses) == {
-            "the kernel had no memory for a slot": 2,
-            "a tensor that only torch can send": 1,
-        }
-
-    def test_a_batch_without_memory_is_neither(self) -> None:
-        """No part of it could have been in a slot."""
-        counts = Counts()
-        counts.note_arrival(make_head())
-        assert (counts.hits, dict(counts.misses), counts.num_bytes) == (0, {}, 0)
+def test_arrivals() -> None:
+    """A batch in a slot is a hit, even in a new one; one in part is a miss; one without memory is neither."""
+    counts = Counts()
+    heads = [HEAD._replace(made_bytes=PAGE), HEAD, HEAD, make_head()]
+    heads += [HEAD._replace(miss=miss) for miss in (Miss.NO_MEMORY, Miss.UNSUPPORTED, Miss.NO_MEMORY)]
+    for head in heads:
+        counts.note_arrival(head)
+    assert (counts.hits, counts.slots_made, counts.num_bytes) == (3, 1, 600)
+    assert dict(counts.misses) == {
+        "the kernel had no memory for a slot": 2,
+        "a tensor that only torch can send": 1,
+    }
 
 
 class TestStats:
     """The result of `DataLoader.stats()`."""
 
-    def test_of_a_loader_that_has_done_nothing(self, path: DataPath) -> None:
-        """Counts are 0, and what cannot be known is None."""
-        assert path.stats() == Stats(
-            batches=0,
-            bytes=0,
-            hits=0,
-            misses={},
-            wait_s_per_batch=None,
-            wait_share=None,
-            transfer_gbps=None,
-            slots=0,
-            slots_made=0,
-            slot_bytes=0,
-            slots_on_loan=0,
-            pinned_bytes=0,
-            nodes=(),
-            share_on_node=None,
-            placement="a test",
-            notes=(),
-        )
-
-    def test_it_is_a_snapshot(self, path: DataPath) -> None:
-        """It cannot be changed, and does not include later batches."""
-        path.note_arrival(HEAD._replace(miss=Miss.NO_MEMORY))
-        before = path.stats()
-        path.note_arrival(HEAD._replace(miss=Miss.NO_MEMORY))
-        assert before.misses == {"the kernel had no memory for a slot": 1}
-        with pytest.raises(FrozenInstanceError):
-            before.batches = 3  # type: ignore[misc]
-
-    def test_a_wait_is_counted_per_batch(self, path: DataPath) -> None:
-        """The mean over all batches that were yielded, the first included."""
-        path.counts.note_step(waited_s=3.0, stepped_s=None)
-        path.counts.note_step(waited_s=1.0, stepped_s=4.0)
-        stats = path.stats()
-        assert (stats.batches, stats.wait_s_per_batch) == (2, 2.0)
-
-    def test_a_first_batch_alone_has_no_share(self, path: DataPath) -> None:
-        """There is no time between two batches."""
-        path.counts.note_step(waited_s=3.0, stepped_s=None)
-        assert path.stats().wait_share is None
-
-    def test_the_share_is_of_the_steps(self, path: DataPath) -> None:
-        """The start of an epoch, before its first batch, is in neither."""
+    def test_waits(self, path: DataPath) -> None:
+        """The mean is over all batches, the share over the steps between them; unknown ones are None."""
+        assert path.stats() == replace(IDLE, placement="a test")
         path.counts.note_step(waited_s=30.0, stepped_s=None)
-        for _ in range(4):
-            path.counts.note_step(waited_s=1.0, stepped_s=4.0)
-        assert path.stats().wait_share == 0.25
+        before = path.stats()
+        for _ in range(3):
+            path.counts.note_step(waited_s=2.0, stepped_s=8.0)
+        assert (before.wait_s_per_batch, before.wait_share) == (30.0, None)
+        after = path.stats()
+        assert (after.batches, after.wait_s_per_batch, after.wait_share) == (4, 9.0, 0.25)
 
     def test_slots_are_counted(self, path: DataPath) -> None:
         """They are counted while they exist; nothing is pinned without a GPU."""
@@ -137,3 +119,35 @@ class TestStats:
         path.note_arrival(HEAD._replace(miss=Miss.SHARED))
         assert capsys.readouterr().err == ""
         assert path.stats().notes == ()
+
+
+def test_text() -> None:
+    """Each fact has a line with its unit, and long ones are wrapped at 80 columns."""
+    assert (
+        str(BUSY)
+        == """\
+batches     1,200, 38.0 MiB each
+in slots    1,180; 20: a tensor that only torch can send
+waiting     420 us per batch, 3% of the loop's time
+to the GPU  52.6 GB/s
+slots       24 of up to 40.0 MiB, 3 in use, 960.0 MiB pinned
+node        1 (planned by numapin run: GPU 3 is on node 1); 100.0% of the pages
+            there
+note        libstores.so cannot be loaded, so large batches use a third more
+            memory bandwidth; see: numapin doctor"""
+    )
+
+
+def test_text_of_loaders_that_did_little() -> None:
+    """Batches that arrived and were not yielded count; lines that have nothing to report are left out."""
+    left = replace(IDLE, batches=10, bytes=14 << 20, hits=14)
+    assert str(left).splitlines()[:2] == ["batches     10, 1.0 MiB each", "in slots    14, not all of them yielded"]
+    assert str(IDLE) == "batches     0\nnode        the machine has one NUMA node, 0"
+
+
+def test_dict() -> None:
+    """The dict has all attributes and survives JSON."""
+    told = BUSY.as_dict()
+    assert told.keys() == set(Stats.__slots__)
+    assert json.loads(json.dumps(told)) == told
+    assert (told["nodes"], told["misses"]) == ([1], {"a tensor that only torch can send": 20})

@@ -15,26 +15,20 @@ from tests.unit.data.seam import _Copy, small_runs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.unit.data.seam import Head
 
 BATCH_BYTES: Final = 4 << 20
 LARGE_BYTES: Final = 256 << 10  # what is larger is not small
 BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
 
 
-def head_of(storages: Sequence[tuple[int, int]], num_bytes: int = BATCH_BYTES) -> Head:
-    """Return the head of a batch whose storages are (start, length) in its slot."""
-    return make_head(
-        slot=1,
-        slot_bytes=num_bytes,
-        storages=tuple(storages),
-        buffers=tuple(range(len(storages))),
-    )
+def runs_of(storages: Sequence[tuple[int, int]], num_bytes: int = BATCH_BYTES) -> tuple[tuple[int, int], ...]:
+    """Return the runs of small tensors of a batch whose storages are (start, length) in its slot."""
+    return small_runs(make_head(slot=1, slot_bytes=num_bytes, storages=tuple(storages)))
 
 
 def check(storages: Sequence[tuple[int, int]]) -> None:
     """Assert that every storage has its own bytes after the copy."""
-    runs = small_runs(head_of(storages))
+    runs = runs_of(storages)
     small = torch.cat([BYTES[first:last] for first, last in runs]) if runs else None
     event: Any = None
     copy = _Copy(BYTES, BYTES.untyped_storage(), event, small, runs)
@@ -45,23 +39,14 @@ def check(storages: Sequence[tuple[int, int]]) -> None:
         assert torch.equal(found, BYTES[start : start + size]), (start, size)
 
 
-class TestSmallRuns:
-    """Small tensors get separate memory, so that they do not keep the batch's."""
-
-    def test_neighbors_are_one_run(self) -> None:
-        """Runs are multiples of 256 bytes; large tensors are in none."""
-        storages = [(0, 3 << 20), (3 << 20, 100), ((3 << 20) + 256, 1000), ((3 << 20) + 4096, 8)]
-        first = 3 << 20
-        assert small_runs(head_of(storages)) == ((first, first + 1280), (first + 4096, first + 4352))
-
-    def test_of_a_small_batch_nothing_is_apart(self) -> None:
-        """For batches below 2 MiB one copy is cheaper."""
-        assert small_runs(head_of([(0, 100)], (2 << 20) - 1)) == ()
-        assert small_runs(head_of([(0, 100)], 2 << 20)) == ((0, 256),)
-
-    def test_the_last_run_ends_with_the_batch(self) -> None:
-        """A run does not extend past the end of the batch."""
-        assert small_runs(head_of([(BATCH_BYTES - 100, 100)])) == ((BATCH_BYTES - 100, BATCH_BYTES),)
+def test_runs_of_small_tensors() -> None:
+    """Neighbors are one run, in multiples of 256 bytes within the batch; a batch below 2 MiB has none."""
+    first = 3 << 20
+    storages = [(0, first), (first, 100), (first + 256, 1000), (first + 4096, 8)]
+    assert runs_of(storages) == ((first, first + 1280), (first + 4096, first + 4352))
+    assert runs_of([(0, 100)], (2 << 20) - 1) == ()
+    assert runs_of([(0, 100)], 2 << 20) == ((0, 256),)
+    assert runs_of([(BATCH_BYTES - 100, 100)]) == ((BATCH_BYTES - 100, BATCH_BYTES),)
 
 
 @settings(max_examples=100, deadline=None)

@@ -7,7 +7,7 @@ import json
 import os
 import resource
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -22,10 +22,8 @@ from tests.unit.data.seam import (
     UsageLog,
     read_loaders,
     read_record,
-    to_json,
     usage_log,
 )
-from tests.unit.data.seam import strict_json_encode as encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,71 +54,72 @@ def line(*usages: LoaderUsage, ranks: frozenset[int] | None = None, unread: tupl
     return JobUsage(usages=usages, ranks=there, unread=unread).line()
 
 
-class TestLine:
-    """The line at the end of a job."""
-
-    def test_of_one_rank(self) -> None:
-        """It has loaders, batches with thousands separated, and the place of the loader that is off the path."""
-        found = line(usage(num_loaders=2, num_batches=1203, others=(off(1, "train.py:12"),)))
-        assert found == "2 loaders, 1,203 batches by numapin; 1 loader not: num_workers=0 (train.py:12)"
-
-    def test_adds_up(self) -> None:
-        """Ranks, restarts and processes add up, and reasons come with their numbers, the most frequent first."""
-        each = {"num_loaders": 1, "num_batches": 10, "others": (off(1, "a.py:1"), off(2, "b.py:2"))}
-        found = line(usage(0, **each), usage(1, **each), usage(1, **each))
-        assert found == (
-            "3 loaders, 30 batches by numapin in 2 ranks; "
-            "9 loaders not: 6 num_workers=0 (b.py:2), 3 num_workers=0 (a.py:1)"
-        )
-
-    def test_many_reasons_are_not_all_listed(self) -> None:
-        """Of more than three reasons, the line names three."""
-        others = tuple(off(9 - n, f"{n}.py:1") for n in range(5))
-        found = line(usage(others=others))
-        assert found.startswith("no loader by numapin; 35 loaders not: 9 num_workers=0 (0.py:1), ")
-        assert found.endswith("7 num_workers=0 (2.py:1), 11 for other reasons")
-
-    def test_without_a_loader(self) -> None:
-        """The message claims only what is known: the hook may be missing, or there was no loader."""
-        assert line(ranks=frozenset({0, 1})) == "no process recorded a DataLoader"
-
-    def test_shortfalls(self) -> None:
-        """Batches outside the slots, ranks without a loader, killed ranks and unreadable records are named."""
-        outside = (Shortfall(number=1, reason="slots are turned off"),)
-        found = line(
-            usage(0, num_loaders=1, num_batches=1, outside=outside, is_complete=False),
+EACH: Final[dict[str, Any]] = {"num_loaders": 1, "num_batches": 10, "others": (off(1, "a.py:1"), off(2, "b.py:2"))}
+LINES: Final[dict[str, tuple[str, str]]] = {
+    "loaders, batches and the place of the loader that is off the path": (
+        line(usage(num_loaders=2, num_batches=1203, others=(off(1, "train.py:12"),))),
+        "2 loaders, 1,203 batches by numapin; 1 loader not: num_workers=0 (train.py:12)",
+    ),
+    "ranks, restarts and processes add up, the most frequent reason first": (
+        line(usage(0, **EACH), usage(1, **EACH), usage(1, **EACH)),
+        "3 loaders, 30 batches by numapin in 2 ranks; "
+        "9 loaders not: 6 num_workers=0 (b.py:2), 3 num_workers=0 (a.py:1)",
+    ),
+    "of more than three reasons three are named": (
+        line(usage(others=tuple(off(9 - n, f"{n}.py:1") for n in range(5)))),
+        "no loader by numapin; 35 loaders not: 9 num_workers=0 (0.py:1), 8 num_workers=0 (1.py:1), "
+        "7 num_workers=0 (2.py:1), 11 for other reasons",
+    ),
+    "only what is known: the hook may be missing, or there was no loader": (
+        line(ranks=frozenset({0, 1})),
+        "no process recorded a DataLoader",
+    ),
+    "batches outside the slots, ranks without a loader, killed ranks, unreadable records": (
+        line(
+            usage(
+                num_loaders=1,
+                num_batches=1,
+                is_complete=False,
+                outside=(Shortfall(number=1, reason="slots are turned off"),),
+            ),
             usage(3, num_loaders=1, num_batches=1, is_complete=False),
             ranks=frozenset({0, 1, 2, 3}),
             unread=("loaders-2-0-7.json cannot be read: no",),
-        )
-        assert found == (
-            "2 loaders, at least 2 batches by numapin in 2 ranks; 1 batch outside the slots: slots are turned off; "
-            "ranks 1-2 left no record of a loader; the last counts of ranks 0,3 are missing: they ended "
-            "without Python's exit handlers (killed, or os._exit); "
-            "loaders-2-0-7.json cannot be read: no"
-        )
-        assert line(usage(0, num_loaders=1, is_complete=False)).startswith("1 loader by numapin; the last counts of")
+        ),
+        "2 loaders, at least 2 batches by numapin in 2 ranks; 1 batch outside the slots: slots are turned off; "
+        "ranks 1-2 left no record of a loader; the last counts of ranks 0,3 are missing: they ended "
+        "without Python's exit handlers (killed, or os._exit); "
+        "loaders-2-0-7.json cannot be read: no",
+    ),
+    "no batch was counted before a rank was killed": (
+        line(usage(num_loaders=1, is_complete=False)),
+        "1 loader by numapin; the last counts of rank 0 are missing: it ended without Python's exit handlers "
+        "(killed, or os._exit)",
+    ),
+}
+KILLED: Final[dict[str, Any]] = {"num_loaders": 1, "is_complete": False}
+STRICT: Final[dict[str, tuple[tuple[LoaderUsage, ...], bool]]] = {
+    "a loader on the path": ((usage(num_loaders=1),), True),
+    "no loader": ((usage(),), False),
+    "another loader": ((usage(num_loaders=1, others=(off(1, "train.py:12"),)),), False),
+    "a batch outside": ((usage(num_loaders=1, outside=(Shortfall(number=1, reason="x"),)),), False),
+    "killed": ((usage(**KILLED),), False),
+    "killed by the last restart": ((usage(**KILLED), usage(restart=1, num_loaders=1)), True),
+    "killed after it": ((usage(restart=1, **KILLED), usage(restart=1, num_loaders=1)), False),
+}
 
-    @pytest.mark.parametrize(
-        ("fields", "expected"),
-        [
-            ({"num_loaders": 1, "num_batches": 0}, True),
-            ({}, False),
-            ({"num_loaders": 1, "others": (off(1, "train.py:12"),)}, False),
-            ({"num_loaders": 1, "outside": (Shortfall(number=1, reason="x"),)}, False),
-            ({"num_loaders": 1, "is_complete": False}, False),
-        ],
-    )
-    def test_what_strict_asks_for(self, fields: dict[str, Any], expected: bool) -> None:  # noqa: FBT001
-        """There were loaders, and all of them took the path with all of their batches."""
-        assert JobUsage(usages=(usage(**fields),), ranks=frozenset({0})).all_took_it is expected
 
-    @pytest.mark.parametrize(("restart", "expected"), [(0, True), (1, False)])
-    def test_strict_after_a_restart(self, restart: int, expected: bool) -> None:  # noqa: FBT001
-        """A restart kills the ranks that did not fail: only what was killed after the last one is refused."""
-        killed = usage(0, restart=restart, num_loaders=1, is_complete=False)
-        usages = (killed, usage(0, restart=1, num_loaders=1))
-        assert JobUsage(usages=usages, ranks=frozenset({0})).all_took_it is expected
+@pytest.mark.parametrize("name", LINES)
+def test_the_line_at_the_end_of_a_job(name: str) -> None:
+    """Each fact that a user can act on is in the line."""
+    assert LINES[name][0] == LINES[name][1]
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_what_strict_asks_for(name: str) -> None:
+    """There were loaders, and all of them took the path with all of their batches, since the last restart."""
+    usages, expected = STRICT[name]
+    assert JobUsage(usages=usages, ranks=frozenset({0})).all_took_it is expected
 
 
 class Owner:
@@ -184,17 +183,11 @@ class TestLog:
         (other,) = written(tmp_path).others
         assert other.number == 1  # the second: with the next
         assert other.reason.startswith("num_workers=0 (test_usage.py:")
-        log.note_other(Odd(), "another reason")
+        slotted: Any = type("Slotted", (), {"__slots__": ()})  # without weak references
+        log.note_other(slotted(), "another reason")
         found = written(tmp_path)
         assert [entry.number for entry in found.others] == [2, 1]
         assert not found.is_complete
-
-    def test_a_loader_without_weak_references(self, tmp_path: Path, log: UsageLog) -> None:
-        """A stand-in for a loader whose class has __slots__ is noted, and does not raise."""
-        slotted: Any = type("Slotted", (), {"__slots__": ()})
-        log.note_other(slotted(), "a reason of its own")
-        log.write(is_complete=True)
-        assert "a reason of its own" in "".join(path.read_text() for path in tmp_path.glob("**/loaders-*.json"))
 
     def test_writes_rarely(self, log: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
         """A script that makes an iterator for each step does not write for each step."""
@@ -233,14 +226,6 @@ def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
     assert len(finalizers) <= 1
 
 
-@pytest.mark.usefixtures("environ")
-def test_a_process_has_one_log(tmp_path: Path) -> None:
-    """It begins with the first iterator, and its rank and restart come from the environment."""
-    usage_log.note_other(Odd(), "a")
-    usage_log.note_other(Odd(), "b")
-    assert [other.reason.partition(" (")[0] for other in written(tmp_path).others] == ["a", "b"]
-
-
 @pytest.mark.parametrize("name", ["NUMAPIN_DATALOADER", "NUMAPIN_RUN_DIR", "RANK"])
 def test_nothing_is_written_without_a_launcher_that_asks(
     environ: pytest.MonkeyPatch, tmp_path: Path, name: str
@@ -267,8 +252,10 @@ def test_a_full_disk_leaves_an_empty_record(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("environ")
 def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
-    """A child does not add to, or overwrite, its parent's record."""
+    """A process has one log, from its first iterator on; a child does not add to, or overwrite, its parent's."""
     usage_log.note_other(Odd(), "in the parent")
+    usage_log.note_other(Odd(), "also there")
+    assert len(written(tmp_path).others) == 2
     child = os.fork()
     if not child:
         usage_log.note_other(Odd(), "in the child")
@@ -280,10 +267,3 @@ def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
     assert names == {
         f"loaders-5-2-{pid}.json": f"in the {who}" for pid, who in ((os.getpid(), "parent"), (child, "child"))
     }
-
-
-def test_a_record_is_read_as_it_was_written() -> None:
-    """JSON and back."""
-    there = usage(1, others=(off(1, "a.py:1"),), outside=(Shortfall(number=2, reason="x"),))
-    text = encode({"schema": SCHEMA, **to_json(there)})
-    assert read_record(LoaderUsage, text, source="", hint="", schema=SCHEMA) == there

@@ -1,0 +1,33 @@
+"""Scripts that run in forks of one process which has torch imported: that takes 1.5 s of CPU time."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.integration.forking import CommandLine, Forker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+ENVIRON: Final = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+@cache
+def forker() -> Forker:
+    """Return the process, which is started by the first call."""
+    made = Forker(ENVIRON, ("torch.utils.data",))
+    atexit.register(made.close)
+    return made
+
+
+def run_script(folder: Path, text: str, arguments: Sequence[str] = ()) -> tuple[int, str, str]:
+    """Run a script; return its exit status, its output and what it wrote to stderr. It ends as Python does."""
+    path = folder / "script.py"
+    path.write_text(text)
+    command = CommandLine(module=str(path), arguments=arguments, environ=ENVIRON, cwd=str(folder))
+    return forker().call(command, limit_s=60)
