@@ -2,10 +2,12 @@
 
     python -m bench.start                                  the first all-reduce: NCCL, or gloo without GPUs
     python -m bench.start --script print --ranks 4         a script that imports nothing
+    python -m bench.start --script print --hosts 4         the launchers of four hosts, all on this one
     python -m bench.start --repeats 1 --json start.json    a quick look
 
-Each repeat runs both launchers once, and the next one in the other order. All times are in seconds: until the last
-rank's line, and of the whole run.
+With several hosts, numapin gets torchrun's static options; --rendezvous says how those under torchrun meet. Each
+repeat runs both launchers once, and the next one in the other order. All times are in seconds: until the last rank's
+line, and of the whole run.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import itertools
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -48,25 +51,47 @@ dist.destroy_process_group()
 """,
 }
 LAUNCHERS: Final = {
-    "torchrun": ("-m", "torch.distributed.run", "--standalone"),
+    "torchrun": ("-m", "torch.distributed.run"),
     "numapin": ("-m", "numapin", "run", "--quiet"),
 }
 
 
-def measure(launcher: str, script: Path, num_ranks: int) -> dict[str, float]:
-    """Run the script once; return `last_line_s` and `total_s`. Raises RuntimeError if a rank printed no line."""
-    command = (sys.executable, *LAUNCHERS[launcher], "--nproc-per-node", str(num_ranks), str(script))
+def _meeting(launcher: str, rendezvous: str, num_hosts: int) -> list[tuple[str, ...]]:
+    """Return the options of each host."""
+    if num_hosts == 1:
+        return [("--standalone",) if launcher == "torchrun" else ()]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    if launcher == "torchrun" and rendezvous == "c10d":
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
+        return [(f"--nnodes={num_hosts}", "--rdzv-backend=c10d", endpoint)] * num_hosts
+    address = ("--master-addr=127.0.0.1", f"--master-port={port}")
+    return [(f"--nnodes={num_hosts}", f"--node-rank={number}", *address) for number in range(num_hosts)]
+
+
+def measure(
+    launcher: str, script: Path, num_ranks: int, *, num_hosts: int = 1, rendezvous: str = "static"
+) -> dict[str, float]:
+    """Run the script once; return `last_line_s` and `total_s`. Raises RuntimeError if a rank printed no line.
+
+    `num_ranks` is the number on each host.
+    """
+    words = (sys.executable, *LAUNCHERS[launcher], "--nproc-per-node", str(num_ranks))
+    commands = [(*words, *meeting, str(script)) for meeting in _meeting(launcher, rendezvous, num_hosts)]
     begin_s = time.perf_counter()
+    reader, writer = os.pipe()
     with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as run:
-            assert run.stdout is not None
-            num_lines = sum(1 for _ in itertools.islice(run.stdout, num_ranks))
+        with os.fdopen(reader, "rb") as lines:
+            runs = [subprocess.Popen(command, stdout=writer, stderr=errors) for command in commands]
+            os.close(writer)
+            num_lines = sum(1 for _ in itertools.islice(lines, num_ranks * num_hosts))
             last_line_s = time.perf_counter() - begin_s
+            statuses = [run.wait() for run in runs]
         total_s = time.perf_counter() - begin_s
-        if run.returncode != 0 or num_lines != num_ranks:
+        if any(statuses) or num_lines != num_ranks * num_hosts:
             errors.seek(0)
             said = errors.read().decode(errors="replace")
-            raise RuntimeError(f"{launcher} ended with status {run.returncode} after {num_lines} lines:\n{said}")
+            raise RuntimeError(f"{launcher} ended with status {max(statuses)} after {num_lines} lines:\n{said}")
     return {"last_line_s": last_line_s, "total_s": total_s}
 
 
@@ -87,7 +112,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run both launchers in turn, print the table, and write every run."""
     parser = argparse.ArgumentParser(prog="python -m bench.start", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--script", choices=[*SCRIPTS], default="all-reduce", help="default: all-reduce")
-    parser.add_argument("--ranks", type=int, help="default: one per GPU, or 4")
+    parser.add_argument("--ranks", type=int, help="ranks of each host; default: one per GPU, or 4")
+    parser.add_argument("--hosts", type=int, default=1, help="hosts of the job, all on this one (default: 1)")
+    parser.add_argument(
+        "--rendezvous", choices=["static", "c10d"], default="static", help="torchrun's (default: static)"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each launcher; a verdict needs 5 (default: 5)")
     parser.add_argument("--json", type=Path, help="file for every run")
     options = parser.parse_args(arguments)
@@ -99,8 +128,10 @@ def main(arguments: list[str] | None = None) -> None:
         script.write_text(SCRIPTS[options.script])
         for repeat in range(options.repeats):
             for launcher in list(LAUNCHERS)[:: -1 if repeat % 2 else 1]:
-                runs[launcher].append(measure(launcher, script, num_ranks))
-    print(f"{options.script}, {num_ranks} ranks, {options.repeats} repeats, {os.cpu_count()} CPUs")
+                hosts = {"num_hosts": options.hosts, "rendezvous": options.rendezvous}
+                runs[launcher].append(measure(launcher, script, num_ranks, **hosts))
+    hosts_text = f", {options.hosts} hosts (torchrun: {options.rendezvous})" if options.hosts > 1 else ""
+    print(f"{options.script}, {num_ranks} ranks{hosts_text}, {options.repeats} repeats, {os.cpu_count()} CPUs")
     print(table(runs))
     if options.json is not None:
         report = {"script": options.script, "ranks": num_ranks, "machine": machine.to_json(), "runs": runs}

@@ -109,7 +109,9 @@ def settle(job: Job, environ: Mapping[str, str], own: OwnHost) -> tuple[Job, str
         task = repeated_task(environ)
         if task is not None:
             raise UsageError(*explain_repeated(task))
-    if is_known and job.nnodes[1] == 1:
+    has_all = {"nnodes", "node_rank", "master_addr"} <= typed  # as in pods of a TrainJob
+    if has_all or (is_known and job.nnodes[1] == 1):
+        _require_number(job, "--node-rank")
         return job, ""
     found, remark = find_hosts(environ, own, num_hosts=job.nnodes[1] if is_known else None)
     if found is None:
@@ -207,6 +209,12 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
         hosts = expand(environ[nodes])
     except ValueError as error:
         raise UsageError(f"{nodes}={environ[nodes][:_MAX_SHOWN]} {error}", _ALONE) from None
+    tasks = environ["SLURM_STEP_TASKS_PER_NODE"]
+    if not re.fullmatch(r"1(\(x[0-9]+\))?(,1(\(x[0-9]+\))?)*", tasks):
+        raise UsageError(
+            f"SLURM_STEP_TASKS_PER_NODE={tasks[:_MAX_SHOWN]}: some hosts have several tasks",
+            "for one on each: srun --ntasks-per-node=1 numapin run …",
+        )
     num_hosts, number = required_count(environ, size), required_count(environ, "SLURM_NODEID")
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     if len(hosts) != num_hosts:
@@ -267,7 +275,7 @@ def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
         return _NOTHING
     number = required_count(environ, index)
     settings = (f"{index}={number}", f"host name {own.name}")
-    job, dash, of_name = own.name.rpartition("-")
+    job, dash, of_name = own.name.partition(".")[0].rpartition("-")
     domain = own.full_name().partition(".")[2]
     if not dash or of_name != str(number) or not domain:
         missing = "the pods have no subdomain and headless service, or their host names were changed"

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.engines.cluster import output_in
+from tests.engines.machines import INTERFACE, pair
+from tests.engines.needs import NAMESPACES, require
+from tests.engines.test_mpi import Hosts
 from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
 from tests.integration.launching import NUMAPIN
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.engines.cluster import Cluster
+    from tests.engines.machines import Machine
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
 SRUN = ("srun", "--cpu-bind=none", "--nodes=2", "--ntasks-per-node=1")
+EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "train_ddp.py")
 RUN = (*NUMAPIN, "run", "--nproc-per-node=2")
 
 
+@pytest.mark.slurm
 def test_srun_needs_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
     """Two launchers find each other by Slurm's variables, and four ranks join one group."""
     done = cluster.call(*SRUN, *RUN, "--verbose", PROBE, str(tmp_path), folder=tmp_path)
@@ -29,3 +35,131 @@ def test_srun_needs_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
     assert [rank["host"] for rank in ranks] == ["node1", "node1", "node2", "node2"]
     assert "found host 1 of 2, host 0 is node1, from Slurm (SLURM_STEP_NUM_NODES=2" in done.err
     assert "launcher: direct, without torch: 2 hosts" in done.err
+
+
+@pytest.mark.slurm
+def test_srun_with_restarts(cluster: Cluster, tmp_path: Path) -> None:
+    """With --max-restarts the hosts meet in torch's rendezvous, at the address that was found."""
+    done = cluster.call(*SRUN, *RUN, "--max-restarts=1", PROBE, str(tmp_path), folder=tmp_path)
+    assert done.status == 0, done.err
+    assert_met(ranks_in(tmp_path), size=4)
+
+
+@pytest.mark.slurm
+def test_a_failure_ends_the_step(cluster: Cluster, tmp_path: Path) -> None:
+    """Both hosts name the rank that failed first, although srun does not end the other host, and nothing is left."""
+    program = "import os, sys, time; os.environ['RANK'] == '3' and sys.exit('no data'); time.sleep(300)"
+    (tmp_path / "train.py").write_text(program)
+    done = cluster.call(*SRUN, "--kill-on-bad-exit=0", *RUN, "train.py", folder=tmp_path)
+    assert done.status == 1, done.err
+    assert "rank    3, the first to fail: host 1 (node2)" in done.err
+    assert "rank    3 (local rank 1), the first to fail: no GPU" in done.err
+    assert done.err.count("failed  SystemExit: no data") == 2, done.err
+
+
+@pytest.mark.slurm
+def test_a_killed_launcher_ends_the_step(cluster: Cluster, tmp_path: Path) -> None:
+    """The other host says which launcher is gone, and ends its ranks."""
+    (tmp_path / "train.py").write_text(
+        "import os, signal, time\n"
+        "time.sleep(1)\n"
+        "if os.environ['RANK'] == '2': os.kill(os.getppid(), signal.SIGKILL)\n"
+        "time.sleep(300)\n"
+    )
+    done = cluster.call(*SRUN, "--kill-on-bad-exit=0", *RUN, "train.py", folder=tmp_path)
+    assert done.status != 0
+    assert "host    1 (node2)" in done.err, done.err
+    assert "its launcher is gone" in done.err
+
+
+@pytest.mark.slurm
+def test_an_allocation_without_srun(cluster: Cluster, tmp_path: Path) -> None:
+    """A batch script of two hosts that does not use srun runs on one, and is told how to use both."""
+    (tmp_path / "train.py").write_text("import os; print('size', os.environ['WORLD_SIZE'])")
+    lines = (
+        f"#!/bin/bash\n#SBATCH --nodes=2 --output={tmp_path}/job.out\nexec 2>&1; numapin run --quiet --nproc-per-node=2"
+    )
+    job = cluster.submit(f"{lines} train.py\n", folder=tmp_path)
+    assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
+    assert "has 2 hosts, and numapin runs on this one only; for all of them: srun" in output_in(tmp_path)
+    assert output_in(tmp_path).count("size 2") == 2
+
+
+@pytest.mark.slurm
+def test_one_task_for_each_gpu(cluster: Cluster, tmp_path: Path) -> None:
+    """Several launchers of a host start nothing, and name the command for tasks."""
+    done = cluster.call("srun", "--nodes=2", "--ntasks-per-node=2", *RUN, PROBE, str(tmp_path), folder=tmp_path)
+    assert done.status == 2
+    assert "2 launchers are started on this host (SLURM_LOCALID=" in done.err
+    assert "srun … numapin exec -- python train.py" in done.err
+    assert not ranks_in(tmp_path)
+
+
+@pytest.mark.mpi
+def test_mpirun_needs_nothing_else(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """Two processes of a real Open MPI find each other by the address of mpirun, which is on the first host."""
+    require("mpirun")
+    hosts = Hosts(two_machines, tmp_path)
+    variables = [word for name in ("PATH", "PYTHONPATH", "GLOO_SOCKET_IFNAME") for word in ("-x", name)]
+    words = ("mpirun", "--hostfile", str(hosts.hostfile), "--map-by", "ppr:1:node", "--bind-to", "none", *variables)
+    done = hosts.call(*words, *RUN, "--verbose", EXAMPLE, "--epochs=1", GLOO_SOCKET_IFNAME=INTERFACE)
+    assert done.status == 0, done.err
+    assert f"host 0 is {two_machines[0].address}, from Open MPI (OMPI_COMM_WORLD_RANK=1" in done.err, done.err
+    assert done.out.count("epoch 0") == 1, done.out
+
+
+PBS = {"PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "PBS_JOBID": "7.head"}
+LSF = {"LSB_MCPU_HOSTS": "numapin1 8 numapin2 8", "LSB_JOBID": "7"}
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize(
+    ("environ", "number", "first"),
+    [
+        (PBS, "PMI_RANK", 0),
+        (LSF, "LSF_PM_TASKID", 1),
+        ({"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "numapin1"}, "LWS_WORKER_INDEX", 0),
+    ],
+    ids=["MPICH in PBS", "LSF", "LeaderWorkerSet"],
+)
+def test_variables_of_other_managers(
+    two_machines: tuple[Machine, Machine],
+    tmp_path: Path,
+    environ: dict[str, str],
+    number: str,
+    first: int,
+) -> None:
+    """With the variables that a manager sets, two launchers need nothing else; the example trains with gloo."""
+    (tmp_path / "nodes").write_text("numapin1\nnumapin2\n")
+    files = {"PBS_NODEFILE": str(tmp_path / "nodes")} if environ is PBS else {}
+    launchers = [
+        machine.start(
+            *(*NUMAPIN, "run", "--nproc-per-node=1", EXAMPLE, "--epochs=1"),
+            folder=tmp_path,
+            log=tmp_path / "log",
+            **environ | files | {number: str(first + n), "GLOO_SOCKET_IFNAME": INTERFACE},
+        )
+        for n, machine in enumerate(two_machines)
+    ]
+    assert [launcher.wait(timeout=180) for launcher in launchers] == [0, 0], (tmp_path / "log").read_text()
+    assert (tmp_path / "log").read_text().count("epoch 0") == 1
+
+
+@pytest.mark.netns
+def test_pods_of_an_indexed_job(tmp_path: Path) -> None:
+    """Pods find pod 0 by their own names and --nnodes."""
+    require(*NAMESPACES, namespaces=True)
+    log = tmp_path / "log"
+    with pair(tmp_path, "train-0.train.space", "train-1.train.space") as pods:
+        launchers = [
+            pod.start(
+                *(*NUMAPIN, "run", "--nnodes=2", "--nproc-per-node=2", PROBE, str(tmp_path)),
+                folder=tmp_path,
+                log=log,
+                JOB_COMPLETION_INDEX=str(index),
+                GLOO_SOCKET_IFNAME=INTERFACE,
+            )
+            for index, pod in enumerate(pods)
+        ]
+        assert [launcher.wait(timeout=180) for launcher in launchers] == [0, 0], log.read_text()
+    assert_met(ranks_in(tmp_path), size=4)

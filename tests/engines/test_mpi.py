@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 
-class _Hosts:
+class Hosts:
     """Two machines, their hostfile, and the stand-in for ssh by which mpirun starts its daemon on the second one."""
 
     def __init__(self, machines: tuple[Machine, Machine], folder: Path) -> None:
@@ -38,21 +38,21 @@ class _Hosts:
         self.agent.write_text(f'#!/bin/sh\nshift\nexec {" ".join(other.from_beside())} sh -c "$*"\n')
         self.agent.chmod(0o755)
 
-    def call(self, *command: str) -> Done:
+    def call(self, *command: str, **changes: str) -> Done:
         """Run a command on the first machine and return its result."""
-        given = SETTINGS | {"OMPI_MCA_plm_rsh_agent": str(self.agent)}
+        given = SETTINGS | {"OMPI_MCA_plm_rsh_agent": str(self.agent)} | changes
         return self.head.call(*command, folder=self.folder, **given)
 
 
 @pytest.fixture
-def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> _Hosts:
+def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Hosts:
     """Return two machines that mpirun can reach."""
     require("mpirun", *NAMESPACES, namespaces=True)
-    return _Hosts(request.getfixturevalue("two_machines"), tmp_path)
+    return Hosts(request.getfixturevalue("two_machines"), tmp_path)
 
 
 @needs_two_cpus
-def test_exec_in_every_task(hosts: _Hosts, tmp_path: Path) -> None:
+def test_exec_in_every_task(hosts: Hosts, tmp_path: Path) -> None:
     """Each of two processes per machine is bound to its own cores by its OMPI_COMM_WORLD_LOCAL_RANK."""
     ranks = 'export RANK=$OMPI_COMM_WORLD_RANK; exec "$@"'
     program = ("numapin", "exec", "--bind=exclusive", "--", "python", PROBE, str(tmp_path), "--alone")
@@ -71,7 +71,7 @@ def test_exec_in_every_task(hosts: _Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["node", "task"])
-def test_job_scripts(hosts: _Hosts, tmp_path: Path, form: str) -> None:
+def test_job_scripts(hosts: Hosts, tmp_path: Path, form: str) -> None:
     """Both forms of script start four bound ranks on two machines, which join one group."""
     shape = ("--nodes=2", "--gpus-per-node=0", "--ranks-per-node=2", f"--form={form}", f"--hostfile={hosts.hostfile}")
     script = numapin("job", "mpi", *shape, PROBE, str(tmp_path))
@@ -85,7 +85,7 @@ def test_job_scripts(hosts: _Hosts, tmp_path: Path, form: str) -> None:
     assert [rank["host"] for rank in ranks] == ["numapin1", "numapin1", "numapin2", "numapin2"]
 
 
-def test_a_failed_rank_fails_mpirun(hosts: _Hosts) -> None:
+def test_a_failed_rank_fails_mpirun(hosts: Hosts) -> None:
     """Open MPI sees the exit status of the command that `numapin exec` became."""
     done = hosts.call("mpirun", "-np", "1", "--bind-to", "none", "numapin", "exec", "--", "sh", "-c", "exit 7")
     assert done.status == 7, done.err

@@ -206,6 +206,7 @@ def test_ports() -> None:
         ("--nnodes 2", STEP | {"SLURM_NODEID": "2"}, "host number 2 is not below", "--standalone"),
         ("--nnodes 2 --node-rank 2", {}, "not below the number of hosts, 2 (--node-rank)", "--standalone"),
         ("", STEP | {"SLURM_STEP_TASKS_PER_NODE": "8(x3)"}, "8 launchers", "srun … numapin exec -- python train.py"),
+        ("", STEP | {"SLURM_STEP_TASKS_PER_NODE": "2,1(x2)"}, "some hosts have several tasks", "--ntasks-per-node=1"),
         ("--nnodes 1", STEP | {"SLURM_STEP_TASKS_PER_NODE": "8(x3)"}, "8 launchers", "srun --ntasks-per-node=1"),
         ("", OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "8 launchers", "mpirun --map-by ppr:1:node"),
         ("", OMPI, "Open MPI does not say where host 0 is", "--master-addr"),
@@ -240,6 +241,7 @@ def test_what_is_found_becomes_options() -> None:
         ("--master-addr head --master-port 4000", STEP, ((3, 3), 1, "head", 4000)),
         ("--master-addr head", OMPI | {"PET_MASTER_PORT": "4000"}, ((2, 2), 1, "head", 4000)),
         ("", STEP | {"PET_NNODES": "5", "PET_NODE_RANK": "4"}, ((5, 5), 4, "gpu02", SLURM_PORT)),
+        ("", POD | {"PET_NNODES": "4", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "a"}, ((4, 4), 2, "a", None)),
         ("--nnodes 2 --master-addr head", PBS | {"PBS_NODEFILE": "/no"}, ((2, 2), 1, "head", None)),
     ],
 )

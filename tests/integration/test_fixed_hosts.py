@@ -1,0 +1,342 @@
+"""Several launchers on one host that know each other: their roll call, and how a job on several hosts ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.launching import NUMAPIN, environment, script
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT_S = 90
+SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no use elsewhere
+STAY = """
+import os, sys, time
+open(f"{sys.argv[1]}/ready.{os.environ['RANK']}", "w").close()
+time.sleep(300)
+"""
+
+
+class Job:
+    """The launchers of a job, by the order in which they were started."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.folder, self.script = folder, script(folder, text)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.launchers: list[subprocess.Popen[bytes]] = []
+
+    def start(self, number: int, *options: str, of: int = 2, ranks: int = 1, **changes: str) -> subprocess.Popen[bytes]:
+        """Start the launcher of a host."""
+        meeting = (f"--nnodes={of}", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={self.port}")
+        words = (*NUMAPIN, "run", "--quiet", *meeting, f"--nproc-per-node={ranks}", *options)
+        with (self.folder / f"err.{len(self.launchers)}").open("w") as err:
+            launcher = subprocess.Popen(
+                [*words, self.script, str(self.folder)],
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                env=environment(CUDA_VISIBLE_DEVICES="", **changes),
+                start_new_session=True,
+            )
+        self.launchers.append(launcher)
+        return launcher
+
+    def err(self, launcher: int) -> str:
+        """Return what a launcher and its ranks wrote to stderr, each text in one line."""
+        return " ".join((self.folder / f"err.{launcher}").read_text().split())
+
+    def await_said(self, launcher: int, text: str) -> None:
+        """Wait until a launcher has written a text."""
+        assert wait_until(lambda: text in self.err(launcher), limit_s=LIMIT_S), self.err(launcher)
+
+    def await_ready(self, number: int) -> None:
+        """Wait until this many ranks are running."""
+        ready = wait_until(lambda: len([*self.folder.glob("ready.*")]) == number, limit_s=LIMIT_S)
+        assert ready, [self.err(launcher) for launcher in range(len(self.launchers))]
+
+    def await_handlers(self, launcher: int) -> None:
+        """Wait until a launcher handles SIGTERM."""
+        status = Path(f"/proc/{self.launchers[launcher].pid}/status")
+
+        def handles() -> bool:
+            caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt:"))
+            return bool(int(caught.split()[1], 16) >> signal.SIGTERM - 1 & 1)
+
+        assert wait_until(handles, limit_s=LIMIT_S), self.err(launcher)
+
+    def statuses(self) -> list[int]:
+        """Wait for all launchers, then until no rank is left, and return how the launchers ended."""
+        statuses = [launcher.wait(LIMIT_S) for launcher in self.launchers]
+        assert wait_until(lambda: not self.left(), limit_s=20), self.left()
+        return statuses
+
+    def left(self) -> list[int]:
+        """Return the processes of the job."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if self.script.encode() in words:
+                found.append(int(path.parent.name))
+        return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder, and end what is left of the job in it."""
+    yield tmp_path
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(tmp_path).encode() in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def listening(port: int) -> bool:
+    """Return whether somebody listens on a port of this host."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def is_connected(port: int) -> bool:
+    """Return whether a connection to a port is open."""
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return any(line[1].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
+
+
+def test_the_numbers_of_ranks(folder: Path) -> None:
+    """Hosts with different numbers of ranks; rank 0 can listen on MASTER_PORT while the launchers' connections stay.
+
+    As torch's store does: on all addresses, with SO_REUSEADDR. The launchers import no torch.
+    """
+    names = "'RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE', 'ROLE_RANK'"
+    text = f"""
+import json, os, socket, sys, time
+told = [os.environ[name] for name in ({names})]
+told += [os.environ[name] for name in ("TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")]
+told += [os.environ["TORCHELASTIC_RUN_ID"]]
+if told[0] == "0":
+    socket.create_server(("", int(os.environ["MASTER_PORT"])))
+told.append("torch" in open(f"/proc/{{os.getppid()}}/maps").read())
+json.dump(told, open(f"{{sys.argv[1]}}/rank.{{told[0]}}", "w"))
+"""
+    job = Job(folder, text)
+    job.start(2, of=3)
+    job.start(0, of=3, ranks=2)
+    job.start(1, of=3, ranks=3)
+    assert job.statuses() == [0, 0, 0], [job.err(launcher) for launcher in range(3)]
+    told = [json.loads((folder / f"rank.{rank}").read_text()) for rank in range(6)]
+    assert [" ".join(each[:7]) for each in told] == [
+        *("0 0 6 2 0 3 0", "1 1 6 2 0 3 1"),
+        *("2 0 6 3 1 3 2", "3 1 6 3 1 3 3", "4 2 6 3 1 3 4"),
+        "5 0 6 1 2 3 5",
+    ]
+    assert {(*each[7:10], each[11]) for each in told} == {("False", "127.0.0.1", str(job.port), False)}
+    assert len({each[10] for each in told}) == 1, "one run id"
+
+
+def test_a_missing_host(folder: Path) -> None:
+    """All that have come say within the time limit who is missing."""
+    job = Job(folder, "")
+    for number in (0, 1):
+        job.start(number, "--rdzv-conf=join_timeout=2", of=4)
+    assert job.statuses() == [1, 1]
+    missing = f"hosts 2-3 of 4 did not come to 127.0.0.1 port {job.port} in 2 s"
+    assert f"numapin: error: {missing}" in job.err(0)
+    assert f"numapin: error: host 0 reports: {missing}" in job.err(1)
+
+
+def test_host_0_is_missing(folder: Path) -> None:
+    """The others say where they looked for it, and what they saw there."""
+    job = Job(folder, "")
+    job.start(1, "--rdzv-conf=join_timeout=1")
+    assert job.statuses() == [1]
+    assert f"host 0 did not answer at 127.0.0.1 port {job.port} in 1 s: Connection refused" in job.err(0)
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        (((1, 3), (1, 3)), "two hosts have the number 1: "),
+        (((0, 2),), "two hosts have the number 0: "),
+        (((1, 3), (2, 4)), "the hosts disagree on their number: "),
+    ],
+)
+def test_hosts_that_contradict_each_other(folder: Path, others: tuple[tuple[int, int], ...], problem: str) -> None:
+    """Each of them says so, at once."""
+    job = Job(folder, "")
+    job.start(0, of=others[0][1])
+    for number, of in others:
+        if number == 0:  # it cannot listen, so another program speaks for it
+            break
+        job.start(number, of=of)
+    else:
+        assert job.statuses() == [1] * len(job.launchers)
+        assert all(problem in job.err(launcher) for launcher in range(len(job.launchers)))
+        return
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    with socket.create_connection(("127.0.0.1", job.port)) as caller:
+        caller.sendall(b'- {"numapin": 1, "nonce": ""}\n')
+        caller.sendall(b'- {"kind": "hello", "host": 0, "hosts": 2, "ranks": 1, "name": "n", "role": ""}\n')
+        assert job.statuses() == [1]
+        assert problem in caller.makefile().read()
+    assert problem in job.err(0)
+
+
+def test_a_port_in_use(folder: Path) -> None:
+    """Host 0 says so at once, the others in time."""
+    job = Job(folder, "")
+    with socket.create_server(("127.0.0.1", job.port)):
+        job.start(0)
+        job.start(1, "--rdzv-conf=join_timeout=0")
+        assert job.statuses() == [1, 1]
+    assert f"host 0 cannot listen on port {job.port}: Address already in use" in job.err(0)
+    assert "host 0 did not answer" in job.err(1)
+    assert "it is not a launcher of numapin" in job.err(1)
+
+
+def test_strangers_do_not_hold_up_the_roll_call(folder: Path) -> None:
+    """One says nothing, others say what no launcher says; those are told why they are refused."""
+    job = Job(folder, "")
+    job.start(0)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    greeting = b'- {"numapin": 1, "nonce": ""}\n'
+    garbage = [
+        *(b"GET / HTTP/1.0\r\n\r\n", b"\xff\xfe\n", b"- [1]\n", b"- " + b"[" * 4000 + b"\n", b"x" * 9000),
+        *(b'- {"numapin": 99, "nonce": ""}\n', b'- {"numapin": true, "nonce": ""}\n', b'- {"nonce": ""}\n'),
+        *(greeting + b'- {"kind": "hello"}\n', greeting + b'- {"kind": "stopped", "signal": 15}\n'),
+        *(greeting + b'- {"kind": "hello", "host": -1, "hosts": 2, "ranks": 1, "name": "", "role": ""}\n',),
+        *(greeting + b'f00 {"kind": "hello", "host": 1, "hosts": 2, "ranks": 1, "name": "", "role": ""}\n',),
+    ]
+    with socket.create_connection(("127.0.0.1", job.port)):
+        for text in garbage:
+            with socket.create_connection(("127.0.0.1", job.port)) as stranger:
+                stranger.settimeout(LIMIT_S)
+                stranger.sendall(text)
+                answer = b""
+                try:
+                    while part := stranger.recv(4096):
+                        answer += part
+                except ConnectionResetError:
+                    continue  # it had sent more than was read
+                assert b'"refused"' in answer, text
+        job.start(1)
+        assert job.statuses() == [0, 0], (job.err(0), job.err(1))
+
+
+def test_a_secret_signs_what_hosts_say(folder: Path) -> None:
+    """With one PET_RDZV_ID the job runs. Without it, or with another one, a launcher is not one of the job."""
+    job = Job(folder, "import os, sys; print(os.environ['TORCHELASTIC_RUN_ID'], file=sys.stderr)")
+    job.start(0, PET_RDZV_ID=SECRET)
+    strangers = (
+        job.start(1, "--rdzv-conf=join_timeout=1"),
+        job.start(1, "--rdzv-conf=join_timeout=1", PET_RDZV_ID=f"{SECRET}0"),
+    )
+    assert [stranger.wait(LIMIT_S) for stranger in strangers] == [1, 1]
+    assert all("not signed with the rendezvous id of this host" in job.err(launcher) for launcher in (1, 2))
+    job.start(1, PET_RDZV_ID=SECRET)
+    assert job.statuses() == [0, 1, 1, 0]
+    assert job.err(0) == job.err(3), "the same id for all ranks"
+    assert SECRET not in job.err(0)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_rank_fails(folder: Path, failing: int) -> None:
+    """On every host the block names the rank and the host, and no rank is left."""
+    text = f"import os, sys, time\nif os.environ['RANK'] == '{failing}': sys.exit('no data')\ntime.sleep(300)\n"
+    job = Job(folder, text)
+    for number in range(3):
+        job.start(number, of=3)
+    assert job.statuses() == [1, 1, 1]
+    for number in range(3):
+        where = "" if number == failing else f": host {failing} ({os.uname().nodename})"
+        assert f"rank {failing}" in job.err(number)
+        assert f"the first to fail{where}" in job.err(number)
+        assert "failed SystemExit: no data" in job.err(number)
+
+
+def test_a_rank_fails_after_others_have_succeeded(folder: Path) -> None:
+    """Hosts that are done leave, except host 0, which reports the failure, too."""
+    text = "import os, sys, time\nif os.environ['RANK'] == '1': time.sleep(2); sys.exit('no data')\n"
+    job = Job(folder, text)
+    for number in range(3):
+        job.start(number, of=3)
+    assert job.statuses() == [1, 1, 0]
+    assert "rank 1, the first to fail: host 1" in job.err(0)
+    assert "here 1 had finished" in job.err(0)
+
+
+def test_the_cause_comes_before_its_consequences(folder: Path) -> None:
+    """A rank that has lost its connection ends first; all hosts name the one that had failed, and takes time to end."""
+    text = """
+import atexit, os, sys, time
+if os.environ["RANK"] == "1":
+    atexit.register(time.sleep, 60)
+    open(f"{sys.argv[1]}/failed", "w").close()
+    raise ValueError("the cause")
+while not os.path.exists(f"{sys.argv[1]}/failed"):
+    time.sleep(0.02)
+time.sleep(0.5)
+raise RuntimeError("gloo: Connection closed by peer")
+"""
+    job = Job(folder, text)
+    for number in (0, 1):
+        job.start(number)
+    assert job.statuses() == [1, 1]
+    assert "rank 1, the first to fail: host 1" in job.err(0)
+    assert "rank 1 (local rank 0), the first to fail:" in job.err(1)
+    assert all("failed ValueError: the cause" in job.err(number) for number in (0, 1))
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_launcher(folder: Path, killed: int) -> None:
+    """The others say whose launcher is gone; the kernel and the guardian end its own ranks."""
+    job = Job(folder, STAY)
+    for number in range(3):
+        job.start(number, of=3)
+    job.await_ready(3)
+    job.launchers[killed].kill()
+    assert job.statuses() == [-9 if number == killed else 1 for number in range(3)]
+    for number in {0, 1, 2} - {killed}:
+        assert f"host {killed} ({os.uname().nodename}) failed its launcher is gone: " in job.err(number)
+
+
+@pytest.mark.parametrize("moment", ["alone", "in the roll call", "while ranks run"])
+@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal(folder: Path, moment: str, stopped: int, number: signal.Signals) -> None:
+    """A signal to one launcher stops all, as soon as they know each other."""
+    job = Job(folder, STAY)
+    has_others, size = moment != "alone", 3 if moment == "in the roll call" else 2
+    launchers = {stopped: job.start(stopped, of=size)}
+    if has_others:
+        launchers[1 - stopped] = job.start(1 - stopped, of=size)
+    if moment == "while ranks run":
+        job.await_ready(2)
+    elif stopped == 0 or has_others:
+        assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+        assert not has_others or wait_until(lambda: is_connected(job.port), limit_s=LIMIT_S)
+        time.sleep(0.5)  # to say hello
+    else:
+        job.await_handlers(0)
+    launchers[stopped].send_signal(number)
+    ends = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM}
+    assert job.statuses() == [ends[number]] * len(launchers), [job.err(n) for n in range(len(launchers))]
+    if has_others:
+        assert f"host {stopped} ({os.uname().nodename}) was stopped by {number.name}, and so is this one" in job.err(1)
