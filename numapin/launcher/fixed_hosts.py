@@ -44,7 +44,7 @@ _RETRY_S: Final = (0.05, 1.0)  # before host 0 is tried again: at first, and at 
 _GREETING_S: Final = 10.0  # for a new connection to say who it is
 _SAY_AFTER_S, _SAY_EVERY_S = 10.0, 60.0
 _SLACK_S: Final = 5.0  # host 0 says first who is missing
-_MAX_STRANGERS: Final = 128  # connections that have not said yet which host they are
+_MAX_STRANGERS: Final = 128  # connections more than hosts that have not said yet which host they are
 _MAX_TEXT: Final = 400  # characters of a text in a message
 _NUMBERS: Final = ("first_rank", "world_size", "first_role_rank", "role_size")
 _HINT: Final = "see what numapin printed on the other hosts"
@@ -149,7 +149,7 @@ class FixedHosts(Hosts):
                         lines[line.fileno()], strangers[line] = line, time.monotonic() + _GREETING_S
                         poll.register(line, select.POLLIN)
                 late = [line for line, until_s in strangers.items() if until_s < time.monotonic()]
-                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS)]
+                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS - self._own.num_hosts)]
                 for line in {*filter(None, ready), *late}:
                     refusal: Exception | None = None
                     try:
