@@ -162,6 +162,18 @@ def test_a_missing_host(folder: Path) -> None:
     assert f"numapin: error: host 0 reports: {missing}" in job.err(1)
 
 
+def test_the_wait_is_reported(folder: Path) -> None:
+    """After 10 s, long before the time limit, each launcher says for whom it waits, and how not to."""
+    job = Job(folder, "")
+    job.start(0, of=3)
+    job.start(1, of=3)
+    job.await_said(0, f"waiting for host 2 of 3 at 127.0.0.1 port {job.port} (10 of 300 s)")
+    job.await_said(1, f"waiting for the other hosts; host 0 at 127.0.0.1 port {job.port} says which")
+    assert "for a job on this host only: numapin run --standalone" in job.err(0)
+    job.launchers[0].terminate()
+    assert job.statuses() == [143, 143]
+
+
 def test_host_0_is_missing(folder: Path) -> None:
     """The others say where they looked for it, and what they saw there."""
     job = Job(folder, "")
