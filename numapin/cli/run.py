@@ -58,7 +58,7 @@ _DESCRIPTION = (
 _EXAMPLES = """\
   numapin run train.py --lr 0.1                     one bound rank per visible GPU
   numapin run --bind exclusive --memory bind train.py
-  numapin run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py
+  srun --ntasks-per-node=1 numapin run train.py     several hosts find each other, also under mpirun
   numapin run --dry-run train.py                    show the plan and each rank's command
   numapin run --report placement.json train.py      and check where threads and pages are"""
 
@@ -457,6 +457,8 @@ def _add_account(error: RankError | Stopped, run_dir: str) -> None:
 def _show_all_frames(error: NumapinError) -> None:
     """Print all frames of the rank that failed first, or of numapin's own error."""
     failure = _failure_in(error)
+    if failure is not None and failure.elsewhere is not None:
+        return  # that host prints them
     if failure is not None:
         from numapin.view.failure_block import traceback_lines
 

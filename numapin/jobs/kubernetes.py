@@ -59,9 +59,9 @@ _ALL_ALIKE: Final = "All GPUs of a pod have the same value of this attribute; a 
 _EACH_ALIKE: Final = (
     "Each GPU has the same value of this attribute as its own devices, which serve the rank of that GPU."
 )
-_PET: Final = ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_ADDR")
-_PET_RDZV: Final = ("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_CONF")
-_RESERVED: Final = frozenset(f"PET_{name}" for name in (*_PET, *_PET_RDZV))
+_RESERVED: Final = frozenset(
+    f"PET_{name}" for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_ADDR")
+)
 """Variables that numapin or an operator sets, from the options of `numapin job`."""
 _OF_RANKS: Final = frozenset(
     (

@@ -20,8 +20,6 @@ _SLOT: Final = re.compile(r"(?P<indent> *)(?P<head>(?:- )?[\w./-]+:|-) \$(?P<nam
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NOT_PLAIN: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 _NOT_TEXT: Final = re.compile("[\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
-# Several lines of visible ASCII, none of them empty or ending in a space: a literal block holds them as they are.
-_BLOCK: Final = re.compile(r"(?! )[ -~]*[!-~](\n[ -~]*[!-~])+")
 
 
 class Lines(tuple[str, ...]):
@@ -71,15 +69,9 @@ def _entry(head: str, value: object) -> list[str]:
     if isinstance(value, dict | list) and value:
         indent = "  " if isinstance(value, dict) else ""
         return [head, *(indent + line for line in yaml_lines(value))]
-    first, *rest = _scalar(value).split("\n")
-    return [f"{head} {first}", *(f"  {line}" for line in rest)]
-
-
-def _scalar(value: object) -> str:
-    """Return a scalar or an empty collection, with quotes if a reader could misread it."""
-    if not isinstance(value, str):
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    return f"|-\n{value}" if _BLOCK.fullmatch(value) else _word(value)
+    if isinstance(value, str):
+        return [f"{head} {_word(value)}"]
+    return [f"{head} {str(value).lower() if isinstance(value, bool) else value}"]
 
 
 def _word(text: str) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.stderr import say
 from numapin.base.text import listed
-from numapin.errors import NumapinError
+from numapin.errors import NumapinError, UsageError
 from numapin.launcher.guardian import DEATH_S
 from numapin.launcher.hosts import HostPlace, Hosts, NotMet, interruptible, numbered, public_id
 from numapin.launcher.line import Line, LineEnded, LineRefused
@@ -44,7 +44,7 @@ _RETRY_S: Final = (0.05, 1.0)  # before host 0 is tried again: at first, and at 
 _GREETING_S: Final = 10.0  # for a new connection to say who it is
 _SAY_AFTER_S, _SAY_EVERY_S = 10.0, 60.0
 _SLACK_S: Final = 5.0  # host 0 says first who is missing
-_MAX_STRANGERS: Final = 128  # connections that have not said yet which host they are
+_MAX_STRANGERS: Final = 128  # connections more than hosts that have not said yet which host they are
 _MAX_TEXT: Final = 400  # characters of a text in a message
 _NUMBERS: Final = ("first_rank", "world_size", "first_role_rank", "role_size")
 _HINT: Final = "see what numapin printed on the other hosts"
@@ -84,11 +84,17 @@ class FixedHosts(Hosts):
         host, _, port = job.rdzv_endpoint.rpartition(":")
         addresses = host or job.rdzv_endpoint or job.master_addr
         self._addresses = addresses.replace("[", "").replace("]", "").split(",")
-        self._port = int(port) if host else job.master_port or DEFAULT_PORT
+        self._limit_s = _JOIN_S
+        try:
+            self._port = int(port) if host else job.master_port or DEFAULT_PORT
+            for name in ("timeout", "join_timeout"):
+                self._limit_s = float(job.rdzv_conf.get(name, self._limit_s))
+        except ValueError as error:
+            problem = f"--rdzv-endpoint {job.rdzv_endpoint} --rdzv-conf {job.rdzv_conf}: {error}"
+            raise UsageError(problem, "give HOST:PORT and join_timeout=SECONDS") from None
         self._where = f"{','.join(self._addresses)} port {self._port}"
         self._secret = job.run_id.encode() if job.run_id else None
         self.run_id = public_id(job.run_id) if job.run_id else str(uuid.uuid4())
-        self._limit_s = float(job.rdzv_conf.get("join_timeout", job.rdzv_conf.get("timeout", _JOIN_S)))
         # By the number of the host: on host 0, the connections to all others that have not said bye, else to host 0.
         self._lines: dict[int, Line] = {}
         self._names = {job.node_rank: self._own.name}
@@ -143,7 +149,7 @@ class FixedHosts(Hosts):
                         lines[line.fileno()], strangers[line] = line, time.monotonic() + _GREETING_S
                         poll.register(line, select.POLLIN)
                 late = [line for line, until_s in strangers.items() if until_s < time.monotonic()]
-                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS)]
+                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS - self._own.num_hosts)]
                 for line in {*filter(None, ready), *late}:
                     refusal: Exception | None = None
                     try:
@@ -274,7 +280,7 @@ class FixedHosts(Hosts):
                     fields = {"host": own.number, "hosts": own.num_hosts, "ranks": own.num_ranks}
                     line.send("hello", **fields, name=own.name[:_MAX_TEXT], role=own.role)
                     until_s = self._deadline_s + _SLACK_S
-                self._say_waiting(f"the other hosts, of which host 0 at {self._where} has all news", "")
+                self._say_waiting(f"the other hosts; host 0 at {self._where} says which", "")
         except (LineEnded, LineRefused):
             self._lines.pop(0).close()
             raise

@@ -15,7 +15,7 @@ from numapin.tasks.hostlist import expand
 from numapin.tasks.identify import explain_repeated, is_in_step, is_inside_rank, repeated_task, required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numapin.launcher.options import Job
 
@@ -90,9 +90,11 @@ def find_hosts(
             return None, f"{remark}; unset LOCAL_RANK, TORCHELASTIC_RUN_ID and NUMAPIN_BINDING if they are not about it"
         if outer is None or outer == identity_of(environ):
             return None, ""
-    if found is not None and found.num_hosts == 1 and found.number == 0:
-        return None, remark
-    return found, remark
+    if found is None or found.num_hosts is None:
+        return found, remark
+    if found.number >= found.num_hosts:
+        raise UsageError(f"host number {found.number} is not below the number of hosts: {found}", _ALONE)
+    return (None if found.num_hosts == 1 else found), remark
 
 
 def settle(job: Job, environ: Mapping[str, str], own: OwnHost) -> tuple[Job, str]:
@@ -109,7 +111,9 @@ def settle(job: Job, environ: Mapping[str, str], own: OwnHost) -> tuple[Job, str
         task = repeated_task(environ)
         if task is not None:
             raise UsageError(*explain_repeated(task))
-    if is_known and job.nnodes[1] == 1:
+    has_all = {"nnodes", "node_rank", "master_addr"} <= typed  # as in pods of a TrainJob
+    if has_all or (is_known and job.nnodes[1] == 1):
+        _require_number(job, "--node-rank")
         return job, ""
     found, remark = find_hosts(environ, own, num_hosts=job.nnodes[1] if is_known else None)
     if found is None:
@@ -207,6 +211,12 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
         hosts = expand(environ[nodes])
     except ValueError as error:
         raise UsageError(f"{nodes}={environ[nodes][:_MAX_SHOWN]} {error}", _ALONE) from None
+    tasks = environ["SLURM_STEP_TASKS_PER_NODE"]
+    if not re.fullmatch(r"1(\(x[0-9]+\))?(,1(\(x[0-9]+\))?)*", tasks):
+        raise UsageError(
+            f"SLURM_STEP_TASKS_PER_NODE={tasks[:_MAX_SHOWN]}: some hosts have several tasks",
+            "for one on each: srun --ntasks-per-node=1 numapin run …",
+        )
     num_hosts, number = required_count(environ, size), required_count(environ, "SLURM_NODEID")
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     if len(hosts) != num_hosts:
@@ -216,7 +226,7 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
     return True, HostsFound("Slurm", number, num_hosts, hosts[0], _port(job * _PRIME + step), settings, name), ""
 
 
-def _lsf(environ: Mapping[str, str], _: OwnHost) -> _Result:
+def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
     """Tasks of blaunch, which LSF_PM_TASKID numbers from 1 (Open MPI's ess_lsf_module.c relies on it, too)."""
     if "LSF_PM_TASKID" not in environ or "LSB_MCPU_HOSTS" not in environ:
         return _NOTHING
@@ -224,8 +234,9 @@ def _lsf(environ: Mapping[str, str], _: OwnHost) -> _Result:
     hosts = tuple(dict.fromkeys(environ["LSB_MCPU_HOSTS"].split()[::2]))
     used = [name for name in ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
-    number = required_count(environ, "LSF_PM_TASKID") - 1
-    if not hosts or not 0 <= number < len(hosts):
+    # blaunch -z may start tasks in another order.
+    number = _number_of(own.name, hosts, default=required_count(environ, "LSF_PM_TASKID") - 1)
+    if not 0 <= number < len(hosts):
         raise UsageError(
             f"{' and '.join(settings[:2])} contradict each other, unless blaunch starts more than one task on a host",
             'for one task on each host: blaunch -z "$(cut -d" " -f1 "$LSB_DJOB_HOSTFILE" | sort -u)" numapin run …',
@@ -235,13 +246,14 @@ def _lsf(environ: Mapping[str, str], _: OwnHost) -> _Result:
 
 
 def _pbs(environ: Mapping[str, str], own: OwnHost) -> _Result:
-    """Tasks of pbsdsh, from the PBS reference guide. The job script is task 1, and is not one of several."""
-    if "PBS_NODENUM" not in environ or environ.get("PBS_TASKNUM", "1") == "1":
+    """Tasks of pbsdsh, from the PBS reference guide. The job script is task 1 of host 0, and is not one of several."""
+    if "PBS_NODENUM" not in environ or (environ["PBS_NODENUM"], environ.get("PBS_TASKNUM", "1")) == ("0", "1"):
         return _NOTHING
     used = [name for name in ("PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE", "PBS_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     hosts, missing = _listed(environ, own)
-    number, port = required_count(environ, "PBS_NODENUM"), _port(crc32(environ.get("PBS_JOBID", "").encode()))
+    number = _number_of(own.name, hosts, default=required_count(environ, "PBS_NODENUM"))
+    port = _port(crc32(environ.get("PBS_JOBID", "").encode()))
     if not hosts:  # PBS keeps the file on the first host only
         return True, HostsFound("PBS", number, None, None, port, settings, missing=missing), ""
     return True, HostsFound("PBS", number, len(hosts), hosts[0], port, settings), ""
@@ -310,6 +322,13 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
         return (expand(nodes), "") if nodes else ((), "no variable has the address of a host")
     except ValueError as error:
         return (), f"SLURM_JOB_NODELIST {error}"
+
+
+def _number_of(name: str, hosts: Sequence[str], *, default: int) -> int:
+    """Return the number of a host in a manager's list, which may have names with or without a domain."""
+    short = [host.partition(".")[0] for host in hosts]
+    own = name.partition(".")[0]
+    return short.index(own) if own in short else default
 
 
 def _each_once(names: Iterable[str]) -> tuple[str, ...]:

@@ -43,12 +43,13 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
     rank = failure.first
     if failure.elsewhere is not None:
         first = failure.elsewhere
-        who = f"{first.rank}, the first to fail" if first.rank is not None else "no rank is known to have failed"
+        host, is_rank = f"{first.number} ({first.host})", first.rank is not None
+        label, who = ("rank", f"{first.rank}, the first to fail: host {host}") if is_rank else ("host", host)
         return [
             _cut(f"{printable(failure.program)} failed", _TITLE_COLUMNS),
-            *_row("rank", _wrapped(f"{who}: host {first.number}, {first.host}", 2)),
+            *_row(label, _wrapped(who, 2)),
             *_row("failed", _wrapped(first.reason, _LINES["failed"])),
-            *_row("next", _wrapped(f"see what numapin printed on {first.host}", _LINES["next"])),
+            *_row("next", ["see what numapin printed there"]),
             *_row("here", _wrapped(_others(failure.ranks), 2)),
             *_row("were in", _wrapped(_places(failure.ranks), 2)),
             *_row("more", [*(_broken(file) if file else [])]),
@@ -79,10 +80,11 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
 def failure_text(failure: JobFailure) -> str:
     """Return the failure and what all ranks recorded, as a file has it."""
     parts = [f"{failure.program} failed on {failure.host}: {failure.summary}"]
+    moment = "the job" if failure.elsewhere else f"rank {failure.first.rank}"
     for rank in failure.ranks:
         parts += [f"--- rank {rank.rank} (pid {rank.pid}), {rank.state}: {rank.end}", *traceback_lines(rank)]
         if rank.stack:
-            parts += [f"when rank {failure.first.rank} had failed, it was here:", rank.stack.rstrip()]
+            parts += [f"when {moment} had failed, it was here:", rank.stack.rstrip()]
     return "\n".join(printable_lines(part) for part in parts) + "\n"
 
 

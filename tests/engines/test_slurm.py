@@ -24,8 +24,14 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("engines"), pytest.mark
 HERE = Path(__file__).resolve().parent
 SRUN = ("srun", "--cpu-bind=none")
 TORCHRUNS = {
-    **{"LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "gone"},
-    **{"TORCHELASTIC_RUN_ID": "outer", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"},
+    "LOCAL_RANK": "3",
+    "LOCAL_WORLD_SIZE": "4",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "gone",
+    "TORCHELASTIC_RUN_ID": "outer",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "OMP_NUM_THREADS": "1",
 }
 """Variables of a rank of torchrun."""
 

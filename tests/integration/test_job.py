@@ -189,6 +189,9 @@ def test_what_a_task_is_started_with(engine: str, form: str, cluster: Cluster, t
     assert words == (run if form == "node" else _EXEC)
     assert given["VIRTUAL_ENV"] == "activated"
     assert given["PWD"] == str(cluster.work)
+    if engine == "pbs":  # its tasks do not start where the script is
+        options = cluster.calls("mpirun")[-1]
+        assert options[options.index("--wdir") + 1] == str(cluster.work)
     assert [path.name for path in cluster.work.iterdir()] == ["venv"]  # no word was executed
     if form == "task":
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -307,7 +310,7 @@ def test_a_signal_after_the_end_changes_nothing(late: signal.Signals, cluster: C
     assert ["requeue", "54321"] not in cluster.calls("scontrol")
 
 
-@pytest.mark.parametrize("options", [_LIMITED, _SHAPE])
+@pytest.mark.parametrize("options", [_LIMITED, [*_SHAPE, "--requeue"]])
 def test_an_end_that_was_asked_for_reaches_the_run(options: list[str], cluster: Cluster) -> None:
     """SIGTERM is passed on to the run, and the script waits for the run's end."""
     with cluster.start(["slurm", *options, "train.py"], WAIT="7") as script:
@@ -319,17 +322,12 @@ def test_an_end_that_was_asked_for_reaches_the_run(options: list[str], cluster: 
 
 
 def test_pbs_has_a_timer(cluster: Cluster) -> None:
-    """PBS sends no signal before the time limit, so the script does, and leaves no timer behind."""
-    sleep = cluster.programs / "sleep"  # a stand-in that numapin's stand-in cannot be slower than
-    sleep.write_text('#!/bin/sh\nwhile [ ! -e "$NOTED/ready" ]; do /bin/sleep 0.05; done\nexec /bin/sleep "$@"\n')
-    sleep.chmod(0o755)
-    start = time.monotonic()
-    assert cluster.run(["pbs", *_SHAPE, "--time", "3s", "--signal", "2", "train.py"], WAIT="4") == 4
-    assert 1 <= time.monotonic() - start < 20
+    """PBS sends no signal before the time limit, so `timeout` does, and it leaves nothing behind."""
+    assert cluster.run(["pbs", *_SHAPE, "--time", "10s", "--signal", "2", "train.py"], WAIT="4") == 4
     assert (cluster.noted / "heard").read_text() == "SIGUSR1"
     start = time.monotonic()
     assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for every process that holds its output
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.xdist_group("warm ranks")

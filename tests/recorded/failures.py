@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.recorded.seam import EndedRank, JobFailure, failure_block
+from tests.recorded.seam import ElsewhereFirst, EndedRank, JobFailure, failure_block
 from tests.terminals import HOSTILE
 
 
@@ -112,6 +112,14 @@ ENDS: Final = {
     "numapin left out frames": End((ended(text="E: x", trace=f"{_CALLS}  [12 entries left out]\n{_CALL_B}"),)),
     "the first of this host, and why": End(
         (ended(3, -11),), {"is_only_host": False, "why_first": "rank 0 failed 0.5 s before"}
+    ),
+    "a rank of another host": End(
+        (ended(was_ended=True, exitcode=-15), ended(1)),
+        {"is_only_host": False, "is_settled": True, "elsewhere": ElsewhereFirst("node7", 2, 17, "KeyError: 'x' " * 90)},
+    ),
+    "the launcher of another host": End(
+        (ended(was_ended=True, exitcode=-15),),
+        {"is_only_host": False, "elsewhere": ElsewhereFirst("h" * 300, 2, None, "its launcher is gone: it closed")},
     ),
     "a worker that was killed": End(
         (ended(text="RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "),),
