@@ -98,6 +98,7 @@ DIFFERENT = {
     "TORCHELASTIC_ERROR_FILE": "a temporary folder",
     "OMP_NUM_THREADS": "the rank's thread count instead of 1",
     "NUMAPIN_BINDING": "ours",
+    "NUMAPIN_HOSTS": "ours",
     "NUMAPIN_RUN_DIR": "ours",
     **(
         {"TORCHELASTIC_SIGNALS_TO_HANDLE": "new in 2.10; numapin handles them with 2.9, too"}
