@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -16,8 +17,9 @@ from prometheus_client.openmetrics import parser as strict
 
 from numapin import Bind, Memory, Plan
 from tests.integration.launching import NUMAPIN, environment, numapin
-from tests.integration.seam import NodeFollower, handover, proc, running_folders
+from tests.integration.seam import NodeFollower, handover, node, proc, running_folders
 from tests.integration.staying import STEPPING_JOB, staying_job
+from tests.integration.test_security_folders import VICTIM, as_user
 from tests.needs import needs_root
 from tests.unit.planned import PLANNED
 from tests.waiting import wait_until
@@ -139,11 +141,11 @@ def _planted(folder: Path, *, rank_pid: int | None = None) -> Iterator[int]:
                 rank.communicate(b"\n")
 
 
-def _seen(folder: Path) -> tuple[bool, int]:
-    """Look at all runs; return whether this one is among them, and how many could not be read."""
+def _seen(folder: Path) -> tuple[bool, bool]:
+    """Look at all runs; return whether this one is among them, and whether it counts as one that cannot be read."""
     follower = NodeFollower(dict, {})
     follower.look()
-    return folder.name in {top.run for top, _ in follower.look()}, follower.num_unread
+    return folder.name in {top.run for top, _ in follower.look()}, str(folder) in follower.unread
 
 
 @pytest.fixture
@@ -156,25 +158,39 @@ def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_root
+@pytest.mark.xdist_group("runs of another user")  # the number of which is bounded
 class TestOthers:
     """Root looks at the runs of all users."""
 
     def test_a_run_of_another_user(self, open_folder: Path) -> None:
-        """Its metrics have the user's name; the user sees neither root's nor others' runs."""
+        """Its metrics have the user's name; other users but root do not see it."""
         folder = open_folder / "run-theirs"
         with _planted(folder):
-            assert _seen(folder) == (True, 0)
+            assert _seen(folder) == (True, False)
             follower = NodeFollower(dict, {})
             follower.look()
             ((_, origin),) = [each for each in follower.look() if each[0].run == folder.name]
-            assert (origin.user, origin.ranks) == ("nobody", {0: 5})
+            assert (origin.user, origin.ranks) == (pwd.getpwuid(ATTACKER).pw_name, {0: 5})
             assert str(folder) in running_folders()
+            assert as_user(ATTACKER, running_folders) == {str(folder): ATTACKER}
+            assert str(folder) not in as_user(VICTIM, running_folders)
+
+    def test_too_many_runs_of_one_user(self, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No user can fill the file: more runs than a bound are only counted."""
+        first, second = open_folder / "run-1", open_folder / "run-2"
+        monkeypatch.setattr(node, "_MOST_RUNS", 1)
+        with _planted(first), _planted(second):
+            follower = NodeFollower(dict, {})
+            follower.look()
+            runs = {top.run for top, _ in follower.look()}
+            assert {str(first), str(second)} & follower.unread == {str(first)}
+            assert (second.name in runs, first.name in runs) == (True, False)
 
     def test_a_record_that_names_another_users_process(self, open_folder: Path) -> None:
         """Nothing is published about a process that is not the run's user's."""
         folder = open_folder / "run-spy"
         with _planted(folder, rank_pid=os.getpid()):
-            assert _seen(folder) == (False, 0)
+            assert _seen(folder) == (False, False)
 
     @pytest.mark.parametrize("what", ["link", "pipe", "huge file", "third user's file", "many records"])
     def test_files_that_no_run_writes(self, open_folder: Path, what: str) -> None:
@@ -202,5 +218,5 @@ class TestOthers:
                 os.chown(plan, 4711 if what == "third user's file" else ATTACKER, ATTACKER)
             for path in folder.glob(f"{handover.OBSERVED}1-*"):
                 os.chown(path, ATTACKER, ATTACKER)
-            assert _seen(folder) == (False, 1)
-            assert _seen(good) == (True, 1)
+            assert _seen(folder) == (False, True)
+            assert _seen(good) == (True, False)
