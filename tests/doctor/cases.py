@@ -467,6 +467,22 @@ PORTS = tuple(
         "one of them down": {**_port("mlx5_0"), **_port("mlx5_1", **_DOWN)},
         "one of them disabled": {**_port("mlx5_0"), **_port("mlx5_1", **_OFF)},
         "a second port without a cable": {**_port("mlx5_0"), **_port("mlx5_0", number="2", **_DOWN)},
+        "a second port without a cable, as a device of its own": {
+            **_port("mlx5_0"),
+            **_port("mlx5_1", **_DOWN),
+            **{f"sys/class/infiniband/mlx5_{n}/device": f"../../../devices/pci0/0000:3b:00.{n}" for n in range(2)},
+        },
+        "two cards, one down": {
+            **_port("mlx5_0"),
+            **_port("mlx5_1", **_DOWN),
+            **{f"sys/class/infiniband/mlx5_{n}/device": f"../../../devices/pci0/0000:{n}b:00.0" for n in range(2)},
+        },
+        "a virtual function that is down": {
+            **_port("mlx5_0"),
+            **_port("mlx5_1", **_DOWN),
+            "sys/class/infiniband/mlx5_1/device/physfn": "../0000:3b:00.0",
+        },
+        "one down, one that is missing": {**_port("mlx5_0"), **_port("mlx5_1", **_DOWN), **_port("mlx5_2", state="")},
         "one without a subnet manager": {**_port("mlx5_0"), **_port("mlx5_1", state="2: INIT")},
         "one slower": {**_port("mlx5_0"), **_port("mlx5_1", rate="200 Gb/sec (2X NDR)")},
         "another network, slower": {**_port("mlx5_0"), **_port("mlx5_1", **_ETHERNET)},
