@@ -21,12 +21,15 @@ from tests.integration.seam import NodeFollower, handover, node, proc, running_f
 from tests.integration.staying import STEPPING_JOB, staying_job
 from tests.integration.test_security_folders import VICTIM, as_user
 from tests.needs import needs_root
+from tests.nvml.fake import FakeGpu, render
 from tests.unit.planned import PLANNED
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.nvml.fake import FakeNvml
 
 ATTACKER: Final = 65534
 _SLEEP: Final = shutil.which("cat") or "/bin/cat"  # until its input ends; this Python may be root's only
@@ -64,6 +67,27 @@ def test_two_runs(tmp_path: Path) -> None:
         assert labels["host"] == os.uname().nodename
         assert labels.get("job_id") == ("4711" if labels["run"] == name else None)
     assert "numapin_runs_unread " in done.out
+
+
+def test_gpus(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """The load of each GPU is that of the run whose rank has it, and GPUs are read once for all runs."""
+    uuid = "GPU-497f9be6-753d-e541-65dd-c97e2d4802b7"
+    gpus = [FakeGpu(uuid=uuid, pci="00000000:1B:00.0", load=(87, 24_000_000), vram=(12, 80), power=350_000)]
+    environ = fake_nvml.environment(tmp_path, render(gpus))
+    names = ("LD_LIBRARY_PATH", "FAKE_NVML_DATA", "FAKE_NVML_LOG")
+    settings = [f"{name}={environ[name]}" for name in names]
+    run = ("env", *settings, *NUMAPIN, "run", "--nproc-per-node", "1")
+    with staying_job(tmp_path, *run, num_ranks=1, job_script=STEPPING_JOB):
+        (tmp_path / "calls").unlink()
+        line = ("top", "--openmetrics", "--all", "--once", "--interval", "0.3")
+        done = numapin(*line, cwd=None, **{name: environ[name] for name in names})
+        (name,) = os.listdir(tmp_path / "runs")  # noqa: PTH208
+    assert done.status == 0, done.err
+    values = {metric: value for metric, labels, value in _of_runs(done.out, [name]) if labels.get("uuid") == uuid}
+    assert values["numapin_gpu_busy_ratio"] == pytest.approx(0.87)
+    assert values["numapin_gpu_memory_used_bytes"] == 12 << 20
+    assert values["numapin_gpu_power_watts"] == pytest.approx(350)
+    assert (tmp_path / "calls").read_text().count("nvmlDeviceGetUtilizationRates") == 2  # two samples
 
 
 def test_a_service(tmp_path: Path) -> None:
