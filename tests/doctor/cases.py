@@ -370,7 +370,8 @@ _SOUND = GpuHealth(
     unread={"is_retirement_pending": "Not Supported"},
 )
 _OLD = GpuHealth(uncorrected=0, uncorrected_ever=0, is_retirement_pending=False, unread={"rows": "Function Not Found"})
-_UNREAD = dict.fromkeys(("uncorrected", "uncorrected_ever", "rows", "is_retirement_pending"), "Not Supported")
+_REPAIRS = ("rows", "is_retirement_pending")
+_UNREAD = dict.fromkeys(("uncorrected", "uncorrected_ever", *_REPAIRS), "Not Supported")
 _NO_ANSWER = GpuHealth(unread={**_UNREAD, "slowdowns": "Function Not Found", "processes": "Insufficient Permissions"})
 
 
@@ -398,8 +399,7 @@ HEALTH = (
     _of_health("ecc", "a page to retire", replace(_OLD, is_retirement_pending=True)),
     _of_health("ecc", "no row is left", replace(_SOUND, has_remapping_failed=True)),
     _of_health("ecc", "no answer", _NO_ANSWER),
-    _of_health("ecc", "only the counters", replace(_NO_ANSWER, uncorrected=0, unread={"rows": "a", **_UNREAD})),
-    _of_health("ecc", "no answer to rows and pages", replace(_SOUND, unread=dict.fromkeys(("rows", *_UNREAD), "x"))),
+    _of_health("ecc", "neither rows nor pages", replace(_SOUND, unread=dict.fromkeys(_REPAIRS, "Not Supported"))),
     _of_health("slowdown", "none", _SOUND),
     _of_health("slowdown", "heat", replace(_SOUND, slowdowns=("hardware slowdown", "heat, by the hardware"))),
     _of_health("slowdown", "no answer", _NO_ANSWER),
