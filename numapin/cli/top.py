@@ -243,7 +243,7 @@ def _export_all(path: Path | None, interval_s: float, *, once: bool) -> None:
         try:
             while True:
                 time.sleep(interval_s)
-                text = openmetrics(node.look(), num_unread=node.num_unread)
+                text = openmetrics(node.look(), num_unread=len(node.unread))
                 if path is None:
                     emit(text)
                 else:

@@ -203,7 +203,9 @@ def examine(host: Host, *, only: Container[str] = NAMES, skip: Container[str] = 
     if "topology" not in only or "topology" in skip:
         return tuple(findings)
     nvml = host.live.nvml if host.live else None
-    reported = nvml.notes if nvml and nvml.gpus is None else ()  # in the finding about the driver
+    reported: tuple[str, ...] = ()  # in the finding about the driver
+    if nvml is not None:
+        reported = nvml.notes if nvml.gpus is None else nvml.lost
     findings += [
         DoctorFinding(
             check="topology",

@@ -98,7 +98,7 @@ def package(host: Host) -> Result:
 class _Port(NamedTuple):
     """A port of a verbs device. `model` is what its siblings share: the board and the kind of network."""
 
-    device: str
+    card: str  # the PCI address without the function: the second port of a card is often a device of its own
     name: str
     state: str  # "ACTIVE", "DOWN", "INIT", "ARMED"
     physical: str  # "LinkUp", "Polling", "Disabled"
@@ -118,6 +118,9 @@ def ports(host: Host) -> Result:
     found, unread = [], []
     for device in host.tree.names(_INFINIBAND):
         at = f"{_INFINIBAND}/{device}"
+        if host.tree.link(f"{at}/device/physfn") is not None:  # a virtual function, which may be nobody's
+            continue
+        address = (host.tree.link(f"{at}/device") or device).rpartition("/")[2]
         board = host.word(f"{at}/board_id") or host.word(f"{at}/hca_type")
         for number in host.tree.names(f"{at}/ports"):
             path = f"{at}/ports/{number}"
@@ -129,10 +132,12 @@ def ports(host: Host) -> Result:
             rate, width = (float(speed[1]), int(speed[2])) if speed else (None, None)
             layer = host.word(f"{path}/link_layer")
             name = f"{device}:{number}"
-            found.append(_Port(device, name, state.upper(), physical or "unknown", rate, width, (board, layer)))
-    if unread:
-        return unknown(f"cannot be read: {', '.join(unread[:_MOST_NAMES])}")
-    if not found:
+            found.append(
+                _Port(
+                    address.partition(".")[0], name, state.upper(), physical or "unknown", rate, width, (board, layer)
+                )
+            )
+    if not found and not unread:
         names = _verbs_names(host.topology)
         return unknown(f"the ports of {', '.join(names)} are not shown") if names else ok(_NO_RDMA)
     active = [port for port in found if port.state == "ACTIVE"]
@@ -148,8 +153,8 @@ def ports(host: Host) -> Result:
         if port.state in ("INIT", "ARMED"):
             faults.append(f"{shown}: no subnet manager has configured it")
         elif port.state != "ACTIVE":
-            # A second port of a card is often left without a cable, and a disabled one is meant to be down.
-            is_spare = port.physical == "Disabled" or any(other.device == port.device for other in active)
+            # A card's second port is often left without a cable, and a disabled port is meant to be down.
+            is_spare = port.physical == "Disabled" or any(other.card == port.card for other in active)
             (remarks if is_spare or not alike else faults).append(shown)
         else:
             fastest = max((other.rate_gbit_s or 0 for other in alike), default=0)
@@ -162,6 +167,8 @@ def ports(host: Host) -> Result:
     cables = "check cable, transceiver and switch port: ibstat, or mlxlink -d DEVICE; see: sudo dmesg"
     if faults:
         return warning("; ".join([*faults, *remarks][:_MOST_NAMES]), remedy=cables)
+    if unread:
+        return unknown(f"cannot be read: {', '.join(unread[:_MOST_NAMES])}")
     if not active:
         return note(f"no port is active: {'; '.join(remarks[:_MOST_NAMES])}", remedy=cables)
     rates = [f"{rate:g}" for rate in sorted(set(not_none(port.rate_gbit_s for port in active)))]

@@ -77,12 +77,9 @@ def ecc(live: Live, host: Host) -> Result:
     unread = _unread(healths, "uncorrected") or _unread(silent, "rows")
     if unread:
         return unknown(unread)
-    ever = ", ".join(
-        f"{name}: {health.uncorrected_ever}" for name, health in healths.items() if health.uncorrected_ever
-    )
-    return ok(
-        f"no uncorrected error since the driver was loaded{f'; over the life of the GPU: {ever}' if ever else ''}"
-    )
+    counts = [f"{name}: {health.uncorrected_ever}" for name, health in healths.items() if health.uncorrected_ever]
+    ever = f"; over the life of the GPU: {', '.join(counts)}" if counts else ""
+    return ok(f"no uncorrected error since the driver was loaded{ever}")
 
 
 @live_check(
@@ -176,7 +173,9 @@ def xid(live: Live, host: Host) -> Result:
 
 def _rank(code: int) -> int:
     """Return 0 for an Xid that makes a GPU unusable, 1 for one of NVLink, 2 for others."""
-    return 0 if code in _RESET or code == _RECOVERY else 1 if code in _OF_NVLINK else 2
+    if code in _RESET or code == _RECOVERY:
+        return 0
+    return 1 if code in _OF_NVLINK else 2
 
 
 def _time(at_s: float) -> str:

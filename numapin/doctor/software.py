@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 @live_check(
     "driver",
     where="nvmlInit, nvmlSystemGetDriverVersion, /proc/driver/nvidia/version",
-    why="CUDA does not start if the driver's libraries or its kernel module are missing, or if their versions differ.",
+    why="CUDA does not start if the driver's libraries or its kernel module are missing, if their versions differ, or, "
+    "often, if a GPU has failed.",
 )
 def driver(live: Live, host: Host) -> Result:
-    """Find a driver that is missing, or whose libraries and kernel module differ."""
+    """Find a driver that is missing or has lost a GPU, or whose libraries and kernel module differ."""
+    if live.nvml.lost:
+        whats, _, remedies = zip(*(note.rpartition("; ") for note in live.nvml.lost), strict=True)
+        return error("; ".join(whats), remedy=f"drain the host; {remedies[0]}")
     if live.nvml.gpus is not None:
         # The open and the closed kernel module write their version differently.
         version = r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s"

@@ -123,7 +123,7 @@ class JobFollower:
 class NodeFollower:
     """The runs on this host that this user may see; `loads` reads the GPUs.
 
-    `num_unread` is the number of runs that could not be read, or were too many for one user.
+    `unread` are the folders of runs that could not be read, or are too many for one user.
     """
 
     def __init__(self, loads: Callable[[], Mapping[str, GpuLoad]], environ: Mapping[str, str]) -> None:
@@ -131,7 +131,7 @@ class NodeFollower:
         self._loads: Mapping[str, GpuLoad] = {}
         self._followed: dict[str, tuple[JobFollower, JobOrigin]] = {}
         self._next_search_s = 0.0
-        self.num_unread = 0
+        self.unread: set[str] = set()
 
     def look(self) -> list[tuple[Top, JobOrigin]]:
         """Return the activity of each run since the last look; a new run is in the next one."""
@@ -159,13 +159,13 @@ class NodeFollower:
 
     def _search(self) -> None:
         """Find new runs, the newest first."""
-        self.num_unread = 0
+        self.unread = set()
         num_runs = Counter(follower.job.owner for follower, _ in self._followed.values())
         for folder, owner in running_folders().items():
             if folder in self._followed:
                 continue
             if num_runs[owner] >= _MOST_RUNS:
-                self.num_unread += 1
+                self.unread.add(folder)
                 continue
             num_runs[owner] += 1
             try:
@@ -176,7 +176,7 @@ class NodeFollower:
             except UsageError:  # it is starting or ending
                 continue
             except _PROBLEMS:
-                self.num_unread += 1
+                self.unread.add(folder)
 
 
 def running_folders() -> dict[str, int]:

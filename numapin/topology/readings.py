@@ -246,7 +246,7 @@ class NvmlReadings(NamedTuple):
     """NVML's answers. `gpus` is None if NVML could not be used; `notes` then say why.
 
     `driver` is the version of the driver's libraries. `broken`: there is a driver, but it did not answer. `links` are
-    (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word.
+    (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word. `lost` are the notes about GPUs that failed.
     """
 
     gpus: tuple[NvmlReading, ...] | None
@@ -254,6 +254,7 @@ class NvmlReadings(NamedTuple):
     broken: bool = False
     links: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 class GpuLoad(NamedTuple):

@@ -112,10 +112,8 @@ def _family(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], flo
         # A process may write anything into the totals of its loop, such as "not a number".
         if value is not None and isfinite(value) and value >= 0:
             pairs = (f'{label}="{printable(word[:_MOST_CHARS]).translate(_ESCAPES)}"' for label, word in labels.items())
-            shown = ",".join(pairs)
-            lines.append(
-                f"{name}{f'{{{shown}}}' if shown else ''} {value if isinstance(value, int) else float(value)!r}"
-            )
+            shown = f"{{{','.join(pairs)}}}" if labels else ""
+            lines.append(f"{name}{shown} {value if isinstance(value, int) else float(value)!r}")
     if not lines:
         return []
     family = name.removesuffix("_total")

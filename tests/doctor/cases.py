@@ -180,6 +180,7 @@ _NVML = {
         gpus=None, broken=True, notes=("NVML did not start: Driver/library version mismatch; reboot",)
     ),
     "no driver": _NO_DRIVER,
+    "a GPU that is lost": _nvml()._replace(lost=("GPU 1 (in NVML's order) is left out: GPU is lost; check with: x",)),
 }
 _NO_LIBNUMA = {"libnuma": "libnuma could not be loaded: gone", "refused": None}
 _NO_MBIND = {"refused": {**dict.fromkeys(CALLS), "mbind": "EPERM"}}
@@ -369,7 +370,8 @@ _SOUND = GpuHealth(
     unread={"is_retirement_pending": "Not Supported"},
 )
 _OLD = GpuHealth(uncorrected=0, uncorrected_ever=0, is_retirement_pending=False, unread={"rows": "Function Not Found"})
-_UNREAD = dict.fromkeys(("uncorrected", "uncorrected_ever", "rows", "is_retirement_pending"), "Not Supported")
+_REPAIRS = ("rows", "is_retirement_pending")
+_UNREAD = dict.fromkeys(("uncorrected", "uncorrected_ever", *_REPAIRS), "Not Supported")
 _NO_ANSWER = GpuHealth(unread={**_UNREAD, "slowdowns": "Function Not Found", "processes": "Insufficient Permissions"})
 
 
@@ -397,8 +399,7 @@ HEALTH = (
     _of_health("ecc", "a page to retire", replace(_OLD, is_retirement_pending=True)),
     _of_health("ecc", "no row is left", replace(_SOUND, has_remapping_failed=True)),
     _of_health("ecc", "no answer", _NO_ANSWER),
-    _of_health("ecc", "only the counters", replace(_NO_ANSWER, uncorrected=0, unread={"rows": "a", **_UNREAD})),
-    _of_health("ecc", "no answer to rows and pages", replace(_SOUND, unread=dict.fromkeys(("rows", *_UNREAD), "x"))),
+    _of_health("ecc", "neither rows nor pages", replace(_SOUND, unread=dict.fromkeys(_REPAIRS, "Not Supported"))),
     _of_health("slowdown", "none", _SOUND),
     _of_health("slowdown", "heat", replace(_SOUND, slowdowns=("hardware slowdown", "heat, by the hardware"))),
     _of_health("slowdown", "no answer", _NO_ANSWER),
@@ -466,6 +467,22 @@ PORTS = tuple(
         "one of them down": {**_port("mlx5_0"), **_port("mlx5_1", **_DOWN)},
         "one of them disabled": {**_port("mlx5_0"), **_port("mlx5_1", **_OFF)},
         "a second port without a cable": {**_port("mlx5_0"), **_port("mlx5_0", number="2", **_DOWN)},
+        "a second port without a cable, as a device of its own": {
+            **_port("mlx5_0"),
+            **_port("mlx5_1", **_DOWN),
+            **{f"sys/class/infiniband/mlx5_{n}/device": f"../../../devices/pci0/0000:3b:00.{n}" for n in range(2)},
+        },
+        "two cards, one down": {
+            **_port("mlx5_0"),
+            **_port("mlx5_1", **_DOWN),
+            **{f"sys/class/infiniband/mlx5_{n}/device": f"../../../devices/pci0/0000:{n}b:00.0" for n in range(2)},
+        },
+        "a virtual function that is down": {
+            **_port("mlx5_0"),
+            **_port("mlx5_1", **_DOWN),
+            "sys/class/infiniband/mlx5_1/device/physfn": "../0000:3b:00.0",
+        },
+        "one down, one that is missing": {**_port("mlx5_0"), **_port("mlx5_1", **_DOWN), **_port("mlx5_2", state="")},
         "one without a subnet manager": {**_port("mlx5_0"), **_port("mlx5_1", state="2: INIT")},
         "one slower": {**_port("mlx5_0"), **_port("mlx5_1", rate="200 Gb/sec (2X NDR)")},
         "another network, slower": {**_port("mlx5_0"), **_port("mlx5_1", **_ETHERNET)},

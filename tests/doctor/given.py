@@ -38,12 +38,17 @@ def live(**changes: Any) -> Live:
 
 
 def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
-    """Write files below a root; None makes a directory in place of the file, which cannot be read."""
+    """Write files below a root; None makes a directory in place of the file, which cannot be read.
+
+    A text that begins with "../" is the target of a link.
+    """
     for path, content in files.items():
         at = root / path
         at.unlink(missing_ok=True)
         (at if content is None else at.parent).mkdir(parents=True, exist_ok=True)
-        if content is not None:
+        if isinstance(content, str) and content.startswith("../"):
+            at.symlink_to(content)
+        elif content is not None:
             at.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -16,15 +17,19 @@ from prometheus_client.openmetrics import parser as strict
 
 from numapin import Bind, Memory, Plan
 from tests.integration.launching import NUMAPIN, environment, numapin
-from tests.integration.seam import NodeFollower, handover, proc, running_folders
+from tests.integration.seam import NodeFollower, handover, node, proc, running_folders
 from tests.integration.staying import STEPPING_JOB, staying_job
+from tests.integration.test_security_folders import VICTIM, as_user
 from tests.needs import needs_root
+from tests.nvml.fake import FakeGpu, render
 from tests.unit.planned import PLANNED
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.nvml.fake import FakeNvml
 
 ATTACKER: Final = 65534
 _SLEEP: Final = shutil.which("cat") or "/bin/cat"  # until its input ends; this Python may be root's only
@@ -62,6 +67,27 @@ def test_two_runs(tmp_path: Path) -> None:
         assert labels["host"] == os.uname().nodename
         assert labels.get("job_id") == ("4711" if labels["run"] == name else None)
     assert "numapin_runs_unread " in done.out
+
+
+def test_gpus(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """The load of each GPU is that of the run whose rank has it, and GPUs are read once for all runs."""
+    uuid = "GPU-497f9be6-753d-e541-65dd-c97e2d4802b7"
+    gpus = [FakeGpu(uuid=uuid, pci="00000000:1B:00.0", load=(87, 24_000_000), vram=(12, 80), power=350_000)]
+    environ = fake_nvml.environment(tmp_path, render(gpus))
+    names = ("LD_LIBRARY_PATH", "FAKE_NVML_DATA", "FAKE_NVML_LOG")
+    settings = [f"{name}={environ[name]}" for name in names]
+    run = ("env", *settings, *NUMAPIN, "run", "--nproc-per-node", "1")
+    with staying_job(tmp_path, *run, num_ranks=1, job_script=STEPPING_JOB):
+        (tmp_path / "calls").unlink()
+        line = ("top", "--openmetrics", "--all", "--once", "--interval", "0.3")
+        done = numapin(*line, cwd=None, **{name: environ[name] for name in names})
+        (name,) = os.listdir(tmp_path / "runs")  # noqa: PTH208
+    assert done.status == 0, done.err
+    values = {metric: value for metric, labels, value in _of_runs(done.out, [name]) if labels.get("uuid") == uuid}
+    assert values["numapin_gpu_busy_ratio"] == pytest.approx(0.87)
+    assert values["numapin_gpu_memory_used_bytes"] == 12 << 20
+    assert values["numapin_gpu_power_watts"] == pytest.approx(350)
+    assert (tmp_path / "calls").read_text().count("nvmlDeviceGetUtilizationRates") == 2  # two samples
 
 
 def test_a_service(tmp_path: Path) -> None:
@@ -139,11 +165,11 @@ def _planted(folder: Path, *, rank_pid: int | None = None) -> Iterator[int]:
                 rank.communicate(b"\n")
 
 
-def _seen(folder: Path) -> tuple[bool, int]:
-    """Look at all runs; return whether this one is among them, and how many could not be read."""
+def _seen(folder: Path) -> tuple[bool, bool]:
+    """Look at all runs; return whether this one is among them, and whether it counts as one that cannot be read."""
     follower = NodeFollower(dict, {})
     follower.look()
-    return folder.name in {top.run for top, _ in follower.look()}, follower.num_unread
+    return folder.name in {top.run for top, _ in follower.look()}, str(folder) in follower.unread
 
 
 @pytest.fixture
@@ -156,25 +182,39 @@ def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_root
+@pytest.mark.xdist_group("runs of another user")  # the number of which is bounded
 class TestOthers:
     """Root looks at the runs of all users."""
 
     def test_a_run_of_another_user(self, open_folder: Path) -> None:
-        """Its metrics have the user's name; the user sees neither root's nor others' runs."""
+        """Its metrics have the user's name; other users but root do not see it."""
         folder = open_folder / "run-theirs"
         with _planted(folder):
-            assert _seen(folder) == (True, 0)
+            assert _seen(folder) == (True, False)
             follower = NodeFollower(dict, {})
             follower.look()
             ((_, origin),) = [each for each in follower.look() if each[0].run == folder.name]
-            assert (origin.user, origin.ranks) == ("nobody", {0: 5})
+            assert (origin.user, origin.ranks) == (pwd.getpwuid(ATTACKER).pw_name, {0: 5})
             assert str(folder) in running_folders()
+            assert as_user(ATTACKER, running_folders) == {str(folder): ATTACKER}
+            assert str(folder) not in as_user(VICTIM, running_folders)
+
+    def test_too_many_runs_of_one_user(self, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No user can fill the file: more runs than a bound are only counted."""
+        first, second = open_folder / "run-1", open_folder / "run-2"
+        monkeypatch.setattr(node, "_MOST_RUNS", 1)
+        with _planted(first), _planted(second):
+            follower = NodeFollower(dict, {})
+            follower.look()
+            runs = {top.run for top, _ in follower.look()}
+            assert {str(first), str(second)} & follower.unread == {str(first)}
+            assert (second.name in runs, first.name in runs) == (True, False)
 
     def test_a_record_that_names_another_users_process(self, open_folder: Path) -> None:
         """Nothing is published about a process that is not the run's user's."""
         folder = open_folder / "run-spy"
         with _planted(folder, rank_pid=os.getpid()):
-            assert _seen(folder) == (False, 0)
+            assert _seen(folder) == (False, False)
 
     @pytest.mark.parametrize("what", ["link", "pipe", "huge file", "third user's file", "many records"])
     def test_files_that_no_run_writes(self, open_folder: Path, what: str) -> None:
@@ -202,5 +242,5 @@ class TestOthers:
                 os.chown(plan, 4711 if what == "third user's file" else ATTACKER, ATTACKER)
             for path in folder.glob(f"{handover.OBSERVED}1-*"):
                 os.chown(path, ATTACKER, ATTACKER)
-            assert _seen(folder) == (False, 1)
-            assert _seen(good) == (True, 1)
+            assert _seen(folder) == (False, True)
+            assert _seen(good) == (True, False)

@@ -75,6 +75,9 @@ _REMEDIES: Final = {
 _NO_DRIVER: Final = frozenset({9, 12})
 """nvmlReturn_t without a driver: "driver not loaded" and, from pynvml, "library not found"."""
 
+_LOST: Final = frozenset({11, 15, 16, 999})
+"""nvmlReturn_t of a GPU that has failed: an interrupt issue, it is lost, it must be reset, "unknown error"."""
+
 _SEE: Final = "check with: nvidia-smi"
 
 
@@ -200,11 +203,13 @@ def _words(error: object) -> str:
 def _read(nvml: ModuleType, *, with_health: bool) -> NvmlReadings:
     devices: list[_NvmlDevice] = []
     notes: list[str] = []
+    lost: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             devices.append(_device(nvml, index, with_health=with_health))
         except nvml.NVMLError as error:
             notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
+            lost += notes[-1:] if error.value in _LOST else []
     for device in devices:
         if device.is_empty_mig:
             index = device.reading.index
@@ -215,6 +220,7 @@ def _read(nvml: ModuleType, *, with_health: bool) -> NvmlReadings:
         driver=_optional_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion)),
         links=tuple(_links(nvml, devices)),
         notes=tuple(notes),
+        lost=tuple(lost),
     )
 
 

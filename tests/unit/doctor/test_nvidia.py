@@ -37,7 +37,7 @@ _READ = """if True:
     from numapin.topology.sources.nvml import read_nvml
     nvml = read_nvml(with_health=True)
     healths = [asdict(gpu.health) for gpu in nvml.gpus]
-    print(json.dumps({"healths": healths, "users": gpu_users(nvml), "notes": nvml.notes}))
+    print(json.dumps({"healths": healths, "users": gpu_users(nvml), "notes": nvml.notes, "lost": nvml.lost}))
 """
 _LOG = (
     "6,0,0,-;Linux version 6.8.0\n"
@@ -105,6 +105,7 @@ def test_a_question_that_is_refused(fake_nvml: FakeNvml, tmp_path: Path, questio
     }
     assert {*health["unread"]} == fields.get(question, {question})
     assert "GPU 1 (in NVML's order) is left out" in found["notes"][0]
+    assert found["lost"] == found["notes"]
 
 
 class TestKernelLog:
