@@ -79,8 +79,6 @@ def emit(text: str, *, encoding: str = "utf-8") -> None:
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
     """Print a table or tree, as wide as the terminal. Write errors are ignored on stderr: they must not stop a job."""
-    from numapin.view.visible import visible
-
     stream = sys.stderr if err else sys.stdout
     if stream is None:
         return  # closed by the parent process
@@ -91,6 +89,43 @@ def show(renderable: RenderableType, *, err: bool = False) -> None:
         # rich fills the cells of a table with blanks, which would be copied with the text
         stream.write(_TRAILING.sub(lambda end: end[0].replace(" ", ""), capture.get()))
         stream.flush()
+
+
+def visible(renderable: RenderableType) -> RenderableType:
+    """Return the renderable with every invisible character replaced, so that names cannot control a terminal.
+
+    A string is copied; others change in place. A string or `Text` is one line, and several lines are a `Group`, so that
+    no name can start a new line. Raises TypeError for a kind that no view uses so far: it must be added here.
+    """
+    from rich.console import Group
+    from rich.text import Text
+    from rich.tree import Tree
+
+    match renderable:
+        case str():
+            return printable(renderable)
+        case Text():
+            renderable.plain = printable(renderable.plain)  # of the same length, so styles stay in place
+        case Group():
+            renderable.renderables[:] = map(visible, renderable.renderables)
+        case Tree():
+            renderable.label = visible(renderable.label)
+            for child in renderable.children:
+                visible(child)
+        case _:
+            # A table, or what is constrained in width: importing these costs `numapin topo` a few milliseconds.
+            from rich.constrain import Constrain
+            from rich.table import Table
+
+            if isinstance(renderable, Constrain):
+                renderable.renderable = visible(renderable.renderable)
+            elif isinstance(renderable, Table):
+                for column in renderable.columns:
+                    column.header = visible(column.header)
+                    column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
+            else:
+                raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")
+    return renderable
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -19,7 +19,7 @@ import click
 
 from numapin.base.stderr import say
 from numapin.cli.options import JOB
-from numapin.cli.output import emit, json_text, require_writable, show, width_of_stdout, write
+from numapin.cli.output import emit, json_text, require_writable, show, visible, width_of_stdout, write
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.run_folder import LAST
 from numapin.observe.find import find_job
@@ -184,7 +184,6 @@ def _watch(console: Console, seen: Iterator[Top]) -> None:
     from rich.live import Live
 
     from numapin.view.top_table import top_table
-    from numapin.view.visible import visible
 
     paces = LoopPaces()
     try:

@@ -15,7 +15,6 @@
     compare_table.py  variants of a script, compared
     bench_table.py    the figures of a benchmark
     machine.py        PCIe tree, GPU links, shared caches, the places of ranks, and facts as short texts
-    visible.py        visible characters only, for terminals
     picture.py        a machine as SVG
     page.py           the same as HTML, with tables
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from numapin.base import cpu_set, formats
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable, printable_lines
-from numapin.cli.output import json_text
+from numapin.cli.output import json_text, visible
 from numapin.jobs import kubernetes, manifest, notation
 from numapin.jobs.request import JobRequest, name_of
 from numapin.topology.build import build
@@ -15,12 +15,11 @@ from numapin.topology.model import CpuSpeed, Mig, NodeKind, Pcie
 from numapin.topology.nics import LinkKind, NicKind, nearest_by_link, rdma_adapters
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
-from numapin.topology.sources.nccl import nccl_nodes, read_nccl
+from numapin.topology.sources.nccl import nccl_nodes
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
 from numapin.topology.visible import apply_visibility
 from numapin.view.picture import lay_out, svg
-from numapin.view.visible import visible
 
 if TYPE_CHECKING:
     from numapin.topology.readings import NvmlReading, Readings
