@@ -492,6 +492,7 @@ VIEWS: Final = (
     ("topo", "--json"),
     ("topo", "--format", "matrix"),
     ("topo", "--format", "svg", "--plan"),
+    ("topo", "--format", "html", "--plan"),
     ("plan", "--nproc-per-node", "4096"),
 )
 _VALID: Final = "valid.json"
@@ -650,7 +651,10 @@ KINDS: Final[dict[str, tuple[Callable[[], Iterator[tuple[str, str]]], tuple[tupl
     "plan": (
         plan_cases,
         (
-            *(("topo", "--machine", _VALID, *words, "--plan", "FILE") for words in ((), ("--format", "svg"))),
+            *(
+                ("topo", "--machine", _VALID, *words, "--plan", "FILE")
+                for words in ((), ("--format", "svg"), ("--format", "html"))
+            ),
             ("slice",),
             ("binding",),
         ),

@@ -86,7 +86,7 @@ HELPS = (
 WITHOUT_TORCH = (
     ["topo"],
     ["topo", "--json"],
-    ["topo", "--machine", "example:p4d", "--format", "svg", "--plan"],
+    ["topo", "--machine", "example:p4d", "--format", "html", "--plan"],
     ["plan", "--nproc-per-node", "2"],
     ["doctor"],
     ["job", "slurm", "--gpus-per-node", "1", "train.py"],
