@@ -125,6 +125,11 @@ def hwloc(inside: str, cpus: str = '<object type="PU" os_index="0"/>') -> str:
     return f'<topology version="2.0"><object type="Machine" os_index="0">{inside}{cpus}</object></topology>'
 
 
+def nccl(inside: str) -> str:
+    """Return NCCL topology XML."""
+    return f'<system version="1">{inside}</system>'
+
+
 def repeated(item: Callable[[int], str], *, most: int = FILE_BYTES, number: int = 1 << 60) -> str:
     """Return as many items as fit, concatenated."""
     parts, size, n = [], 0, 0
@@ -207,12 +212,20 @@ def xml_cases() -> Iterator[tuple[str, str]]:
         ),
     )
     yield "hwloc-nested", hwloc('<object type="PCIDev">' * 90 + "<a/>" * 100_000 + "</object>" * 90)
+    yield "nccl-nodes", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{n + 1:x}"/>'))
+    yield "nccl-overlap", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{FULL_MASK}"/>', number=1024))
+    yield "nccl-masks", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{mask_of(n)}"/>'))
     yield from gpu_cases()
+    devices = repeated(lambda n: f'<pci busid="{pci_bus(n)}" class="0x030200"/>')
+    yield "nccl-gpus", nccl(f'<cpu numaid="0" affinity="f">{devices}</cpu>')
+    nics = repeated(lambda n: f'<pci busid="{pci_bus(n)}" class="0x020000"/>', number=4096)
+    yield "nccl-nics", nccl(f'<cpu numaid="0" affinity="f">{nics}</cpu>')
     declared = f'<!DOCTYPE a [<!ATTLIST a z CDATA "{"x" * (FILE_BYTES // 2)}">]>'
     yield "xml-defaults", f"{declared}<topology version='2.0'>{'<a/>' * (FILE_BYTES // 10)}</topology>"
+    yield "nccl-defaults", f"{declared}<system version='1'>{'<a/>' * (FILE_BYTES // 10)}</system>"
     yield "xml-deep", "<a>" * (FILE_BYTES // 3)
-    yield "xml-text", hwloc("x " * (FILE_BYTES // 2))
-    yield "xml-comments", hwloc("<!---->" * (FILE_BYTES // 7))
+    yield "xml-text", nccl("x " * (FILE_BYTES // 2))
+    yield "xml-comments", nccl("<!---->" * (FILE_BYTES // 7))
 
 
 def gpu_cases() -> Iterator[tuple[str, str]]:
@@ -225,6 +238,23 @@ def gpu_cases() -> Iterator[tuple[str, str]]:
     yield "hwloc-deep-interfaces", hwloc("<object>" * 95 + deep + "</object>" * 95)
     infos = repeated(lambda n: f'<info name="{n}" value="{n}"/>')
     yield "hwloc-infos-of-a-gpu", hwloc(f'<object type="PCIDev" pci_busid="0000:01:00.0" {amd}>{infos}</object>')
+    target = '<nvlink target="0000:00:00.0" count="1" tclass="0x030200"/>'
+    yield "nccl-links-of-a-gpu", nccl_gpus(1, repeated(lambda _: target, most=FILE_BYTES - 1000))
+    each = repeated(lambda n: target.replace("00:00.0", f"{n % 256:02x}:00.0"), most=FILE_BYTES // 300)
+    yield "nccl-links", nccl_gpus(256, each)
+    xgmi = repeated(lambda n: f'<xgmi target="{pci_bus(n)}" count="1" tclass="0x068000"/>', most=FILE_BYTES // 300)
+    yield "nccl-xgmi-to-switches", nccl_gpus(256, xgmi)
+    yield "nccl-many-linked-gpus", nccl_gpus(FILE_BYTES // 500, target * 4)
+    nets = repeated(lambda n: f'<net name="m{n}"/>')
+    yield "nccl-nets", nccl(f'<cpu numaid="0" affinity="f"><pci busid="0000:01:00.0"><nic>{nets}</nic></pci></cpu>')
+    gpus = repeated(lambda n: f'<pci busid="{pci_bus(n)}"><gpu dev="0"/></pci>')
+    yield "nccl-deep-gpus", nccl('<cpu numaid="0" affinity="f">' + "<pci>" * 90 + gpus + "</pci>" * 90 + "</cpu>")
+
+
+def nccl_gpus(number: int, links: str) -> str:
+    """Return GPUs in NCCL's XML, each with these links."""
+    gpus = repeated(lambda n: f'<pci busid="{pci_bus(n)}"><gpu dev="{n}" sm="90">{links}</gpu></pci>', number=number)
+    return nccl(f'<cpu numaid="0" affinity="f">{gpus}</cpu>')
 
 
 def json_cases() -> Iterator[tuple[str, str]]:

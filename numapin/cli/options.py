@@ -228,8 +228,8 @@ MACHINE: tuple[click.Option, ...] = (
         ["--machine"],
         type=MachinePath(),
         metavar="FILE",
-        help="Read a machine file: numapin JSON (topo --save) or hwloc 2 or 3 XML; or a built-in machine, e.g. "
-        "example:dgx-a100 (topo --machine example: lists them).",
+        help="Read a machine file: numapin JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML; or a built-in "
+        "machine, e.g. example:dgx-a100 (topo --machine example: lists them).",
     ),
 )
 

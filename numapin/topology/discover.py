@@ -103,7 +103,7 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
 
 
 def _load(path: Path) -> Topology:
-    """Load a built-in machine by name, or a file in a format known by its content: our JSON, hwloc XML."""
+    """Load a built-in machine by name, or a file in a format known by its content: our JSON, hwloc XML, NCCL XML."""
     if str(path).startswith(_EXAMPLE):
         return Topology.from_json(read_example(str(path)), source=str(path))
     text = _read_text(path)
@@ -115,11 +115,13 @@ def _load(path: Path) -> Topology:
 
     from numapin.topology.sources import xmlfile
     from numapin.topology.sources.hwloc import read_hwloc
+    from numapin.topology.sources.nccl import read_nccl
 
     root = xmlfile.parse(text, source=str(path))
-    if root.tag != "topology":
-        raise root.error("this is not hwloc's XML, which begins with <topology>")
-    return _built(read_hwloc(root), path)
+    readers = {"topology": read_hwloc, "system": read_nccl}
+    if root.tag not in readers:
+        raise root.error("this is neither hwloc's XML, which begins with <topology>, nor NCCL's, which has <system>")
+    return _built(readers[root.tag](root), path)
 
 
 def example_names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A machine's facts as the files that other programs would write of it: hwloc XML.
+"""A machine's facts as the files that other programs would write of it: hwloc XML and an NCCL (RCCL) topology dump.
 
 The sysfs tree of `roots.py` has the same facts, so what is read from all three must agree as far as the files go.
 """
@@ -30,7 +30,7 @@ def _tag(tag: str, /, *inner: str, **attributes: object) -> str:
 
 
 def _mask(numbers: CpuSet) -> str:
-    """Return a mask as hwloc writes it, in words of 32 bits."""
+    """Return a mask as hwloc and NCCL write it, in words of 32 bits."""
     value = sum(1 << number for number in numbers)
     words = [f"{value >> 32 * word & 0xFFFFFFFF:08x}" for word in range(max(numbers, default=0) // 32, -1, -1)]
     return ",".join(words)
@@ -176,4 +176,44 @@ def _numbers(tag: str, text: str) -> str:
     return _tag(tag, f"{text} ", length=len(text) + 1)
 
 
-_KINDS: dict[str, Callable[[Machine], str]] = {"hwloc": _hwloc}
+# --- NCCL ------------------------------------------------------------------------------------------------------------
+
+
+def _nccl(machine: Machine) -> str:
+    cpus = (
+        _tag("cpu", *_nccl_devices(machine, node), numaid=node, affinity=_mask(cpus), arch="x86_64")
+        for node, cpus in machine.cpu_nodes.items()
+    )
+    return _tag("system", *cpus, version=1) + "\n"
+
+
+def _nccl_devices(machine: Machine, node: int) -> Iterator[str]:
+    for device in (*machine.gpus, *machine.nics):
+        if kernel_node(machine, device) == node:
+            *above, address = device["at"].split("/")[1:]
+            inner = _nccl_gpu(machine, device) if device in machine.gpus else _nccl_nic(device)
+            default = _GPU_CLASS[machine.vendor][0] if device in machine.gpus else "0200"
+            device_class = device.get("class", f"0x{default}00")
+            yield _nested(_tag("pci", inner, busid=address, **{"class": device_class}, link_width=16), above)
+
+
+def _nested(inner: str, above: list[str]) -> str:
+    for bridge in reversed(above):
+        inner = _tag("pci", inner, busid=bridge, **{"class": "0x060400"}, link_width=16)
+    return inner
+
+
+def _nccl_nic(nic: dict[str, Any]) -> str:
+    ports = {"port": 1} if nic.get("kind") == "infiniband" else {"port": 0}
+    return _tag("nic", _tag("net", name=nic["name"], dev=0, **ports))
+
+
+def _nccl_gpu(machine: Machine, gpu: dict[str, Any]) -> str:
+    word, number = ("xgmi", machine.xgmi) if machine.vendor == "amd" else ("nvlink", machine.nvlinks)
+    others = [other["at"].rpartition("/")[2] for other in machine.gpus if other is not gpu]
+    links = (_tag(word, target=other, count=number, tclass="0x030200") for other in others if number)
+    architecture = {"gcn": "gfx90a"} if machine.vendor == "amd" else {}
+    return _tag("gpu", *links, dev=machine.gpus.index(gpu), sm=80, **architecture, rank=0, gdr=1)
+
+
+_KINDS: dict[str, Callable[[Machine], str]] = {"hwloc": _hwloc, "nccl": _nccl}

@@ -15,7 +15,7 @@ from numapin.topology.model import CpuSpeed, Mig, NodeKind, Pcie
 from numapin.topology.nics import LinkKind, NicKind, nearest_by_link, rdma_adapters
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
-from numapin.topology.sources.nccl import nccl_nodes
+from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
 from numapin.topology.visible import apply_visibility

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from numapin import Bind, Request, Topology, make_plan
 from numapin.errors import MachineError, MachineFileError, NumapinError
 from tests.machines.described import describe
-from tests.machines.roots import NAMES, load, nccl_xml
+from tests.machines.roots import NAMES, load
 from tests.pictures import golden_machine
-from tests.property.seam import Mig, Pcie, build, nccl_nodes, read_hwloc, read_sysfs, xmlfile
+from tests.property.seam import Mig, Pcie, build, nccl_nodes, read_hwloc, read_nccl, read_sysfs, xmlfile
 from tests.property.trees import all_files, changed, root_of
 
 if TYPE_CHECKING:
@@ -31,17 +31,7 @@ if TYPE_CHECKING:
 
     from tests.property.seam import Readings
 
-
-@cache
-def described(name: str, kind: str) -> str:
-    """Return the file of another program that describes a machine; "" if it has none."""
-    machine = load(name)
-    if kind == "nccl":
-        return nccl_xml(machine) or ""
-    return describe(machine, kind) if kind in machine.described else ""
-
-
-FILES: Final = [(name, kind) for name in NAMES for kind in ("hwloc", "nccl") if described(name, kind)]
+FILES: Final = [(name, kind) for name in NAMES for kind in load(name).described]
 VALUES: Final = re.compile(r'(?<==")[^"]*(?=")|(?<=[ >])[\w:]+(?=[ <])')  # of attributes, and of a matrix
 WORDS: Final = re.compile(r"[^\s:,/]+")
 _MACHINE: Final = golden_machine("2node-nics-of-all-kinds-2gpu")
@@ -112,9 +102,17 @@ def parse_hwloc(text: str, *, source: str = "fuzz") -> Readings:
     return read_hwloc(xmlfile.parse(text, source=source))
 
 
-def parse_nccl(text: str, *, source: str = "fuzz") -> dict[str, int]:
-    """Parse NCCL's XML."""
-    return nccl_nodes(xmlfile.parse(text, source=source))
+def parse_nccl(text: str, *, source: str = "fuzz") -> Readings:
+    """Parse NCCL's XML with both of its readers."""
+    root = xmlfile.parse(text, source=source)
+    nccl_nodes(root)
+    return read_nccl(root)
+
+
+@cache
+def described(name: str, kind: str) -> str:
+    """Return the file of another program that describes a machine."""
+    return describe(load(name), kind)
 
 
 @cache
@@ -132,10 +130,7 @@ def test_damaged_files_of_other_programs(file: tuple[str, str], environ: dict[st
     """The readers of hwloc's and NCCL's XML accept a damaged file or name it in an error."""
     text = data.draw(damaged(described(*file), VALUES))
     with only_machine_file_errors():
-        if file[1] == "nccl":
-            parse_nccl(text)
-        else:
-            use(parse_hwloc(text), environ)
+        use(parse_hwloc(text) if file[1] == "hwloc" else parse_nccl(text), environ)
 
 
 @FUZZ

@@ -17,7 +17,7 @@ FILES: Final[dict[str, str | bytes]] = {
         '{"schema":"numapin.topology/1","host":null,"source":"x","packages":[{"id":-1}],'
         '"allowed":{"cpus":"0","nodes":"0"}}'
     ),
-    "nccl.xml": '<system version="1"><cpu numaid="0"/></system>',
+    "cut-nccl.xml": '<system version="1">\n<cpu numaid="0"',
     "binary": b"\x89PNG\r\n\x1a\n\xff",
 }
 
@@ -39,7 +39,7 @@ WRONG: Final = (
     "topo --machine other.json",
     "topo --machine element.json",
     "topo --machine cut.xml",
-    "topo --machine nccl.xml",
+    "topo --machine cut-nccl.xml",
     "topo --machine old.xml",
     "topo --machine binary",
     "topo --machine example:dgx",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from numapin import Link, Nic, Topology
@@ -12,7 +11,7 @@ from tests.pictures import golden_machine, many_nics, snc4
 
 _SNC4 = snc4()
 _GPU_MEMORY = golden_machine("2pkg-34node-gpumem-4gpu")
-_BARE = Topology.from_json(Path(__file__).with_name("few-facts.json").read_text())
+_NCCL = golden_machine("2pkg-2node-8gpu-4nic.nccl")
 
 
 def _linked(*kinds: str) -> Topology:
@@ -35,10 +34,10 @@ MADE: Final = {
         grid(gpus=[0] * 13), gpus=tuple(replace(gpu, pci=None) for gpu in grid(gpus=[0] * 13).gpus)
     ),
     "facts-that-differ": replace(
-        _BARE,
+        _NCCL,
         gpus=(
-            replace(_BARE.gpus[0], name="NVIDIA B200", cuda_index=None, visible=False, node=None, node_source=None),
-            *_BARE.gpus[1:],
+            replace(_NCCL.gpus[0], name="NVIDIA B200", cuda_index=None, visible=False, node=None, node_source=None),
+            *_NCCL.gpus[1:],
         ),
         nics=(Nic(name="a", node=0, rate_gbit_s=400.0), Nic(name="b", node=0, is_up=False)),
     ),

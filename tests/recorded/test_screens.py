@@ -47,10 +47,11 @@ LINES = (
     "plan --machine no-nic.json --nic-env ucx --json",
     "plan --machine no-nic.json --nic-env ucx --strict",
     "plan --machine 1pkg-4node-smt2-8amd.xml --strict",
+    "plan --machine 2pkg-2node-smt2-8gpu-a100.xml --strict",
     "plan --machine 3node-memory-first-2gpu.xml --strict",
     "help topo",
 )
-DESCRIBED = {"1pkg-4node-smt2-8amd": "hwloc", "3node-memory-first-2gpu": "hwloc"}
+DESCRIBED = {"1pkg-4node-smt2-8amd": "hwloc", "2pkg-2node-smt2-8gpu-a100": "nccl", "3node-memory-first-2gpu": "hwloc"}
 SHOWN = ("topo", "topo --format matrix", *(f"plan --bind {bind}" for bind in BINDS))
 
 

@@ -25,6 +25,11 @@ GPU: Final = "0x030200"
 MAX: Final = "0380 [8086:0bd5] [0:0] 0"
 IB: Final = "0207 [15b3:1013] [0:0] 0"
 ETH: Final = "0200 [1d0f:efa0] [0000:0000] 00"
+PART: Final = (
+    '<pci busid="0000:{}0:00.0" class="0x120000" vendor="0x1002"><gpu dev="{}" sm="94" gcn="gfx942">{}</gpu></pci>'
+)
+XGMI: Final = '<xgmi target="0000:{}0:00.0" count="2" tclass="0x120000"/>'
+TO_SWITCH: Final = '<nvlink target="fffffff:ffff:ff" count="{}" tclass="0x068000"/>'
 
 
 def tiles() -> str:
@@ -220,13 +225,124 @@ HWLOC: Final = {
         )
     },
 }
-NCCL: Final = (
-    '<system version="1">\n<cpu>',
-    system(),
-    system(cpu(), cpu()),
-    *(system(cpu(numaid=text)) for text in ("zero", "1048576")),
-    '<!DOCTYPE system [<!ENTITY a "b">]><system version="1">&a;</system>',
-)
+NCCL: Final = {
+    "a mask of two words; no threads of cores are known, and a note says so": system(
+        cpu(numaid="1", affinity="00000001,0000000c"), cpu(affinity="3")
+    ),
+    **{
+        f"a file without CPUs (affinity {text!r}) says what it is useful for": system(
+            cpu(pci("0000:0f:00.0", GPU), affinity=text)
+        )
+        for text in (None, "", "0")
+    },
+    **{
+        f"numaid {text!r} is not a node, but CPUs and devices are read": system(
+            cpu(pci("0000:0f:00.0", GPU), numaid=text)
+        )
+        for text in ("-1", None)
+    },
+    "switches are parents, made-up ones too": system(
+        cpu(
+            pci(
+                "ffff:ff:01.0",
+                "0x060400",
+                pci("0000:0B:00.0", "0x060400", pci("0000:0F:00.0", GPU, '<gpu dev="3" sm="80"/>')),
+                pci("0000:10:00.0", "0x020700", '<nic><net name="mlx5_0"/></nic>'),
+            )
+        )
+    ),
+    "a link of width 0 is unknown": system(cpu(pci("0000:0f:00.0", GPU, link='link_speed="" link_width="0"'))),
+    "NICs are named by NCCL, or by their address": system(
+        cpu(
+            pci(
+                "0000:10:00.0", "0x020700", '<nic><net name="mlx5_0" dev="0"/><net name="mlx5_1"/><net dev="2"/></nic>'
+            ),
+            pci("0000:11:00.0", "0x020000"),
+        )
+    ),
+    "the port says which names are verbs devices": system(
+        cpu(
+            pci("0000:0f:00.0", GPU),
+            *(
+                pci(f"0000:1{number}:00.0", "0x020700", f'<nic><net name="hsi{number}" port="{port}"/></nic>')
+                for number, port in enumerate((0, 1, -1))
+            ),
+        )
+    ),
+    "functions of a card at one address are NICs of their own, ports are not": system(
+        cpu(
+            pci("0000:0f:00.0", GPU),
+            pci("0000:0e:00.0", GPU),
+            pci(
+                "0000:10:00.0",
+                "0x020700",
+                '<nic><net name="mlx5_0" port="1"/><net name="mlx5_1" port="1"/><net name="mlx5_1" port="2"/></nic>',
+            ),
+        )
+    ),
+    "libfabric's name of a Slingshot NIC is no verbs device": system(
+        cpu(
+            pci("0000:0f:00.0", GPU),
+            pci("0000:10:00.0", "0x020000", '<nic><net name="cxi0" port="1" speed="200000"/></nic>'),
+        )
+    ),
+    **{
+        f"a rate of {text!r}": system(
+            cpu(pci("0000:10:00.0", "0x020700", f'<nic><net name="mlx5_0" port="1" speed="{text}"/></nic>'))
+        )
+        for text in ("400000", "-1", "fast")
+    },
+    "NVSwitches and made-up addresses are left out, a NIC outside PCI has no node": system(
+        cpu(
+            pci("0000:12:00.0", "0x068000"),
+            pci("ffff:ff:01.0", GPU),
+            pci("x", GPU),
+            '<nic><net name="eth0"/></nic>',
+        )
+    ),
+    **{
+        f"the vendor: {said}{child}": system(cpu(f'<pci busid="0000:10:00.0" {said}>{child}</pci>'))
+        for said, child in (
+            ('class="0x030200"', ""),
+            ('class="0x120000" vendor="0x1002"', ""),
+            ('class="0x120000"', ""),
+            ('class="0x038000"', '<gpu dev="0" gcn="910"/>'),
+            ('class="0x038000" vendor="0x8086"', ""),
+            ('class="0x030000" vendor="0x1a03"', ""),
+            ('class="0x030000" vendor="0x1002"', ""),
+        )
+    },
+    "GPUs are linked through a switch by the smaller number of links": system(
+        cpu(
+            *(
+                pci(f"0000:{n + 1}0:00.0", GPU, f'<gpu dev="{n}" sm="90">{TO_SWITCH.format(18 - n)}</gpu>')
+                for n in (0, 1)
+            )
+        )
+    ),
+    "a dump without a link means PCI": system(
+        cpu(*(pci(f"0000:{n + 1}0:00.0", GPU, f'<gpu dev="{n}" sm="75"/>') for n in (0, 1)))
+    ),
+    "a cloud image's file does not say": system(cpu(pci("0000:10:00.0", GPU), pci("0000:20:00.0", GPU))),
+    "partitions have the links of their GPUs": system(
+        cpu(*(PART.format(bus, dev, XGMI.format(3 - bus)) for bus, dev in ((1, 0), (1, 1), (2, 2), (2, 3))))
+    ),
+    "partitions share an address": system(cpu(PART.format(1, 0, ""), PART.format(1, 1, ""))),
+    **{
+        f"refused: {number}": text
+        for number, text in enumerate(
+            (
+                '<system version="1">\n<cpu>',
+                system(),
+                system(cpu(), cpu()),
+                *(system(cpu(numaid=text)) for text in ("zero", "1048576")),
+                system(cpu(affinity="0-3")),
+                system(cpu(pci("0000:0f:00.0", GPU, link='link_width="x16"'))),
+                '<!DOCTYPE system [<!ENTITY a "b">]><system version="1">&a;</system>',
+            )
+        )
+    },
+}
 NODES: Final = system(
     cpu(pci("ffff:ff:01.0", "0x060400", pci("0000:18:00.0", GPU), pci("0001:10:00.0", "0x020700"))),
     cpu(pci("0000:b0:00.0", "0x060400", pci("0000:98:00.0", GPU)), numaid="1", affinity=""),
@@ -236,7 +352,7 @@ PLAIN: Final = {"vendor": "0x10de", "class": GPU}
 
 CASES: Final = {
     **{f"hwloc: {sentence}": Case(on="hwloc", document=text) for sentence, text in HWLOC.items()},
-    **{f"NCCL_TOPO_FILE refused: {number}": Case(nccl_file=text) for number, text in enumerate(NCCL)},
+    **{f"NCCL: {sentence}": Case(on="nccl", document=text) for sentence, text in NCCL.items()},
     "NCCL_TOPO_FILE gives every device below a <cpu> its node": Case(
         devices={f"pci0000:16/0000:{bus}:00.0": PLAIN for bus in ("18", "98", "b0", "c0")}, nccl_file=NODES
     ),

@@ -18,7 +18,7 @@ from typing import Any
 from numapin import Request, Topology, discover, make_plan
 from numapin.errors import NumapinError
 from tests.machines.roots import load, write_root
-from tests.topology.documents import two_packages
+from tests.topology.documents import cpu, system, two_packages
 from tests.topology.seam import (
     CpuSet,
     Mig,
@@ -47,7 +47,7 @@ _PLACES = {
     "nvidia": "proc/driver/nvidia/gpus/",
     "up": "sys/devices/",
 }
-_DOCUMENTS = {"hwloc": two_packages()}
+_DOCUMENTS = {"hwloc": two_packages(), "nccl": system(cpu())}
 _IDS: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "packages": lambda item: str(item["id"]),
     "nodes": lambda item: str(item["id"]),

@@ -8,5 +8,5 @@
     nvml.py         NVIDIA's GPUs of the live host
     xmlfile.py      XML text -> elements that know their line
     hwloc.py        hwloc 2 and 3 XML
-    nccl.py         the nodes in an NCCL topology file, which NCCL_TOPO_FILE names
+    nccl.py         NCCL topology XML
 """

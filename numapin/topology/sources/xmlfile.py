@@ -19,7 +19,10 @@ from numapin.errors import MachineFileError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_HINT: Final = "write the file again with hwloc 2 or 3: lstopo --of xml FILE"
+_HINT: Final = (
+    "write the file again with hwloc 2 or 3: lstopo --of xml FILE, or with NCCL: NCCL_TOPO_DUMP_FILE=FILE in the "
+    "environment of a job"
+)
 # Bounds, not formats: a mask of 8192 CPUs has 2816 characters, and PCI trees are some 20 bridges deep.
 _MAX_MASK: Final = 4096
 _MAX_DEPTH: Final = 100

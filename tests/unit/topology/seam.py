@@ -13,7 +13,7 @@ from numapin.topology.nics import NicInterface, NicKind
 from numapin.topology.readings import NvmlReading, NvmlReadings
 from numapin.topology.sources import sysfs, xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
-from numapin.topology.sources.nccl import nccl_nodes
+from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
 

@@ -14,6 +14,7 @@ from tests.unit.topology.seam import reader, sysfs
 
 PU = '<object type="PU" os_index="7"/>'
 HWLOC = f'<topology version="2.0"><object type="Machine">{PU}</object></topology>'
+NCCL = '<system version="1"><cpu numaid="0" affinity="00000100"/></system>'
 
 
 def _file(folder: Path, content: str | bytes) -> Path:
@@ -26,7 +27,7 @@ def _file(folder: Path, content: str | bytes) -> Path:
     ("content", "cpu"),
     [
         (f'<?xml version="1.0"?>\n<!-- <system> -->\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n{HWLOC}', 7),
-        (b"\xef\xbb\xbf \n<!-- <system> -->" + HWLOC.encode(), 7),
+        (b"\xef\xbb\xbf \n<!-- <topology> -->" + NCCL.encode(), 8),
         (json.dumps(grid(nodes=1, cores=1).to_json()), 0),
     ],
 )

@@ -18,11 +18,13 @@ from tests.machines.described import describe
 from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
 from tests.unit.topology.seam import (
     PCI_ORDER,
+    NodeSource,
     NvmlReadings,
     build,
     cpu_set,
     nccl_nodes,
     read_hwloc,
+    read_nccl,
     read_sysfs,
     xmlfile,
 )
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from tests.unit.topology.seam import Readings
 
 FILES = [(name, kind) for name in NAMES for kind in load(name).described]
-_READERS = {"hwloc": read_hwloc}
+_READERS = {"hwloc": read_hwloc, "nccl": read_nccl}
 MODES = (Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE, Bind.CORE_COMPLEX)
 
 
@@ -81,7 +83,7 @@ def _build_file(name: str, kind: str) -> Topology:
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
 def test_files_of_other_programs_give_the_golden_topology_and_plans(name: str, kind: str) -> None:
-    """What hwloc's file of a machine says shows in a diff as well."""
+    """What hwloc's or NCCL's file of a machine says shows in a diff as well."""
     topology = _build_file(name, kind)
     plans = [_planned(topology, Request(bind=bind)) for bind in (Bind.NODE, Bind.EXCLUSIVE)]
     text = compact({"topology": topology.to_json(), "plans": plans})
@@ -95,14 +97,18 @@ def test_files_of_other_programs_give_the_golden_topology_and_plans(name: str, k
 def test_files_of_other_programs_agree_with_the_kernel(
     name: str, kind: str, readings_of: Callable[[str], Readings]
 ) -> None:
-    """GPUs with vendor and node, the nodes' CPUs and the NICs are those of the sysfs tree."""
+    """GPUs with vendor and node, the links between them, the nodes' CPUs and the NICs are those of the sysfs tree."""
     live, file = build(readings_of(name)), _build_file(name, kind)
     assert [(gpu.pci, gpu.vendor, gpu.node) for gpu in file.gpus] == [(g.pci, g.vendor, g.node) for g in live.gpus]
     assert {(node.id, node.cpus) for node in file.cpu_nodes} == {(node.id, node.cpus) for node in live.cpu_nodes}
-    assert {gpu.node_source for gpu in file.gpus} == {f"{kind}-file"}
+    assert {gpu.node_source for gpu in file.gpus} == {f"{kind}-file" if kind == "hwloc" else NodeSource.NCCL_FILE}
     on_pci = {(nic.name, nic.pci, nic.node) for nic in live.nics if nic.pci}
     assert {(nic.name, nic.pci, nic.node) for nic in file.nics if nic.pci} == on_pci
-    assert not [link for link in file.links if "gpu" in link.b]  # there may be NVLinks: unknown
+    words = [
+        {(link.a, link.b): link.kind.rstrip("0123456789") for link in t.links if "gpu" in link.b} for t in (file, live)
+    ]
+    has_fabric = kind == "nccl" and (load(name).nvlinks or load(name).xgmi)
+    assert words[0] == (words[1] if has_fabric else {})  # without a matrix of them, there may be NVLinks: unknown
 
 
 def _requests(machine: Machine) -> list[Request]:
