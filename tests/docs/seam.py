@@ -16,6 +16,8 @@ from numapin.launcher import options
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
 from numapin.observe.model import NcclLibrary
 from numapin.rank.bind import Applied
+from numapin.topology.model import NodeSource
+from numapin.topology.vendors import GpuVendor
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
