@@ -40,6 +40,8 @@ _WITHOUT_VALUE: Final = re.compile(r"option (?P<name>--?[\w-]+) needs a value$")
 _NUM_RANKS: Final = "--nproc-per-node"
 _NAMES_ELSEWHERE: Final = ("-n", "-np", "--nprocs", "--num-processes", "--num-gpus")
 """The names of --nproc-per-node in mpirun, torch_xla, accelerate and deepspeed."""
+_RUN_ELSEWHERE: Final = ("torchrun", "launch")
+"""The names of `run` in torch and accelerate."""
 _OTHER_COMMANDS: Final = {"numapin": "run", "run": "plan", "trace": "plan"}
 """The command that may have an option that this one lacks, such as --machine, or --nproc-per-node without `run`."""
 
@@ -228,8 +230,8 @@ def _suggestion(message: str, command: click.Command | None) -> str:
         return "; did you mean --help?"
     if unknown["kind"] == "option":
         return _like_option(typed, command)
-    if typed.endswith(".py") and command is numapin:
-        return f"; did you mean numapin run {typed}?"
+    if command is numapin and (typed.endswith(".py") or typed in _RUN_ELSEWHERE):
+        return f"; did you mean numapin run{'' if typed in _RUN_ELSEWHERE else f' {typed}'}?"
     return (
         did_you_mean(typed, command.list_commands(click.Context(command))) if isinstance(command, click.Group) else ""
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.formats import did_you_mean
 from numapin.errors import UsageError
 from numapin.rank.shim import is_stdin_script
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
 _OTHERWISE: Final = "run a module with -m, a program with --no-python"
 _STDIN: Final = 0
+_MOST_NAMES: Final = 1000  # of a folder, to compare with a script that does not exist
 
 
 def python() -> str:
@@ -33,7 +37,12 @@ def require_program(
     exists = shutil.which if no_python and not run_path else os.path.exists
     if not exists(program):
         where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
-        raise UsageError(f"{program} does not exist{where}", otherwise)
+        folder, name = os.path.split(program)
+        beside: list[str] = []
+        if not no_python:
+            with suppress(OSError), os.scandir(folder or ".") as entries:
+                beside = [entry.name for entry in islice(entries, _MOST_NAMES)]
+        raise UsageError(f"{program} does not exist{where}{did_you_mean(name, beside)}", otherwise)
     if os.path.isdir(program) and not os.path.exists(os.path.join(program, "__main__.py")):
         raise UsageError(f"{program} is a folder without a __main__.py", f"name a script in it; {otherwise}")
 

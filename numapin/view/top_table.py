@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
-from numapin.base.text import counted
+from numapin.base.text import counted, not_none
 from numapin.observe.top import LoopPace
 from numapin.view.machine import known
 from numapin.view.plan_table import gpu_cell
@@ -125,8 +125,9 @@ def _title(top: Top) -> tuple[Text, Text]:
     gone = f", {num_gone} gone" if num_gone else ""
     title = _line(f"{top.run}  up {age}  {counted(len(top.ranks), 'rank')}{gone}", "bold red" if num_gone else "bold")
     cpu = sum(rank.cpu_share or 0.0 for rank in top.ranks)
-    power_of = {rank.plan.gpu and rank.plan.gpu.uuid: rank.load.power_w or 0.0 for rank in top.ranks}  # ranks may share
-    totals = f"CPU {cpu:.0%}  GPU power {sum(power_of.values()):.0f} W  "
+    powers = {rank.plan.gpu.uuid: rank.load.power_w for rank in top.ranks if rank.plan.gpu}  # ranks may share a GPU
+    known_w = not_none(powers.values())
+    totals = f"CPU {cpu:.0%}  GPU power {sum(known_w):.0f} W  " if known_w else f"CPU {cpu:.0%}  "
     if top.swap_per_s is None:
         return title, _line(f"{totals}swap: unknown", "")
     swapped_in, swapped_out = top.swap_per_s

@@ -17,6 +17,8 @@ from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
 from numapin.observe.model import NcclLibrary
 from numapin.observe.node import JobOrigin
 from numapin.rank.bind import Applied
+from numapin.topology.model import NodeSource
+from numapin.topology.vendors import GpuVendor
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from numapin.errors import UsageError
 from scripts import docs_site
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, command_lines_of, links_of, name_of, prose_of
-from tests.docs.seam import numapin, options, run, trace
+from tests.docs.seam import GpuVendor, NodeSource, numapin, options, run, trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,6 +137,13 @@ def _options_of(name: str) -> list[str]:
     commands = command.commands.values() if isinstance(command, click.Group) else [command]
     options = (option for one in commands for option in one.params if isinstance(option, click.Option))
     return [option.opts[0] for option in options if not option.hidden]
+
+
+def test_sources_of_nodes_and_vendors_are_documented() -> None:
+    """Each source of a GPU's node has a row, and each vendor's word is in the schema of the topology."""
+    binding, schemas = ((DOCS / name).read_text() for name in ("binding.md", "schemas.md"))
+    assert [source for source in NodeSource if f"| `{source}` |" not in binding] == []
+    assert [vendor for vendor in GpuVendor if f"`{vendor}`" not in schemas] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
