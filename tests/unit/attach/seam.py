@@ -28,4 +28,3 @@ from numapin.system import threads as affinity
 from numapin.system.proc import Gone
 from numapin.system.threads import ThreadId, cpus_of, set_cpus, threads_of
 from numapin.system.tree import Tree
-from numapin.topology.model import NodeKind, NodeSource

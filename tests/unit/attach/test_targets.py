@@ -12,6 +12,7 @@ import pytest
 
 from numapin import Bind, Plan
 from numapin.errors import MachineError, UsageError
+from tests.machines.grids import grid
 from tests.needs import needs_root, needs_two_cpus
 from tests.unit.attach.seam import (
     AttachOptions,
@@ -32,7 +33,6 @@ from tests.unit.attach.seam import (
     targets,
     why_untouchable,
 )
-from tests.unit.attach.test_gpus import machine
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """--gpu names one GPU for all processes, or one for each."""
-    monkeypatch.setattr(targets, "discover", lambda **_: machine(2))
+    monkeypatch.setattr(targets, "discover", lambda **_: grid(gpus=[0, 1]))
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         with pytest.raises(UsageError, match=r"^--gpu names 2 GPUs for 1 process\n") as caught:
             aim_at_processes([process.pid], AttachOptions(gpus=("0", "1")), {})
@@ -133,7 +133,7 @@ def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_gpus", [0, 2])
 def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint names --gpu only where there are GPUs, and how ranks are to be started; a rank needs no GPU then."""
-    monkeypatch.setattr(targets, "discover", lambda **_: machine(num_gpus))
+    monkeypatch.setattr(targets, "discover", lambda **_: grid(gpus=range(num_gpus)))
     echo = "echo there; exec sleep 600"
     with subprocess.Popen(["sh", "-c", echo], env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE) as process:
         assert process.stdout

@@ -7,5 +7,4 @@ from numapin.cli.entry import read_line
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.model import GpuRef
 from numapin.tasks.identify import _COMMANDS, LAUNCHERS, Task, explain_repeated, find_task, repeated_task
-from numapin.tasks.slice import has_own_cpus, inside, plan_task, slice_of
-from numapin.topology.model import NodeKind, NodeSource
+from numapin.tasks.slice import Slice, has_own_cpus, inside, plan_task, slice_of
