@@ -32,6 +32,7 @@ class Machine:
 
     name: str
     facts: str
+    truth: list[tuple[int, str]]
     packages: list[dict[str, Any]]
     nodes: list[dict[str, Any]] = field(default_factory=list)
     no_node_directory: bool = False
