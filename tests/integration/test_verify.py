@@ -200,12 +200,13 @@ class TestRun:
 
     @pytest.mark.parametrize(("ends", "status"), [("", 0), ("; sys.exit(3)", 3)], ids=["well", "badly"])
     def test_report_on_a_full_disk(self, tmp_path: Path, ends: str, status: int) -> None:
-        """The job runs to its end; the missing report is then an error, status 1."""
+        """The job runs to its end, and the verdict is reported; the missing report is then an error, status 1."""
         done_file = tmp_path / "done"
         code = f"import sys, time; time.sleep(1.5); open({str(done_file)!r}, 'w').close(){ends}"
         options = ("--nproc-per-node", "1", "--quiet", "--verify-after", "0.1", "--report", "/dev/full")
         done = numapin("run", *options, script(tmp_path, code))
         assert (done.status, done_file.exists()) == (1, True), done.err
+        assert "numapin: verified: the plan holds: 1 rank" in done.err
         level = "warning" if status else "error"
         assert f"numapin: {level}: /dev/full cannot be written: No space left on device" in done.err
         assert ("  failed  exit status 3\n" in done.err) == bool(status), done.err

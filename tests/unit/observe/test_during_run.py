@@ -67,18 +67,6 @@ def _wait(told: Told) -> None:
     assert wait_until(lambda: told.reports or told.warnings, limit_s=20), "no look was told"
 
 
-def test_one_look_is_told_once(tmp_path: Path) -> None:
-    """The first look is reported at once, written to the file, and not reported again at the end."""
-    told, path = Told(), tmp_path / "report.json"
-    path.write_text('{"holds": false}')
-    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=path)):
-        _record(folder, 0, pid)
-        _wait(told)
-    ((report, age_s),) = told.reports
-    assert (report.holds, age_s, told.warnings) == (True, 0, [])
-    assert json.loads(path.read_text()) == json.loads(json.dumps(report.to_json()))
-
-
 def test_last_look_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later looks are silent; the last one is reported at the end, with its age."""
     monkeypatch.setattr(during_run, "_AGAIN_S", 0.01)
@@ -207,16 +195,3 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert report.ranks[1].findings[0].what == "the process is gone"
     assert len(looks) == 1
     assert json.loads(path.read_text())["holds"] is False
-
-
-def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
-    """After a successful run, an unwritable report is an error; the verdict is reported all the same."""
-    told = Told()
-    with (
-        _run(tmp_path) as (folder, pid),
-        pytest.raises(NumapinError, match="cannot be written: Is a directory") as caught,
-    ):
-        _watch(folder, pid, told.what(report=tmp_path), until=lambda: _wait(told))
-    assert (caught.value.exit_code, "--report" in caught.value.hint) == (1, True)
-    assert [report.holds for report, _ in told.reports] == [True]
-    assert told.warnings == []

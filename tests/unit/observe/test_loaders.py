@@ -38,27 +38,6 @@ def report(folder: Path, error: BaseException | None = None, *, strict: bool = F
     return told
 
 
-def test_one_line_for_all_ranks(tmp_path: Path) -> None:
-    """The records of all ranks give one line; with nothing to object to, --strict is content."""
-    for rank in range(3):
-        write_start(tmp_path, rank)
-    write_usage(tmp_path, 0)
-    write_usage(tmp_path, 2)
-    expected = ["2 loaders, 4 batches by numapin in 2 ranks; rank 1 left no record of a loader"]
-    assert report(tmp_path) == report(tmp_path, strict=True) == expected
-
-
-def test_strict(tmp_path: Path) -> None:
-    """A loader off the path, or no loader at all, is status 5 with the line as its message."""
-    write_start(tmp_path, 0)
-    with pytest.raises(BindingRefused, match="no process recorded a DataLoader"):
-        report(tmp_path, strict=True)
-    write_usage(tmp_path, 0, num_others=1)
-    with pytest.raises(BindingRefused, match=r"1 loader not: num_workers=0 \(train.py:12\)") as caught:
-        report(tmp_path, strict=True)
-    assert caught.value.exit_code == 5
-
-
 def test_a_folder_that_cannot_be_written() -> None:
     """Ranks may have left no records in it, so --strict is not content; as root, another user runs this."""
     with TemporaryDirectory() as folder:
