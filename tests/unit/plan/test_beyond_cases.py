@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin import Bind, Memory, Plan, Request, make_plan
-from numapin.errors import BindingRefused, MachineFileError, UsageError
+from numapin.errors import BindingRefused, UsageError
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
 from tests.unit.plan.cases import BOTH, GRACE, TWO, linked, rdma
@@ -74,29 +74,6 @@ def test_a_plan_reads_back() -> None:
     data = plan.to_json()
     assert data["schema"] == "numapin.plan/1"
     assert Plan.from_json(json.dumps(data)) == plan
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "plan.json: not JSON: Expecting property name"),
-        (
-            '{"schema": "numapin.topology/1"}',
-            "plan.json: schema: expected 'numapin.plan/1', found 'numapin.topology/1'",
-        ),
-        ('{"schema": "numapin.plan/1", "bind": "core"}', "plan.json: bind: 'core' is not a valid Bind"),
-        (
-            '{"schema": "numapin.plan/1", "bind": "node", "memory": "none", "ranks": [{}], "warnings": []}',
-            "plan.json: ranks[0].local_rank: expected a non-negative integer, found nothing",
-        ),
-    ],
-)
-def test_bad_plan_files_are_named_with_the_element(text: str, message: str) -> None:
-    """A malformed plan says which file and which element, and how to get a good one."""
-    with pytest.raises(MachineFileError) as caught:
-        Plan.from_json(text, source="plan.json")
-    assert caught.value.message.startswith(message)
-    assert caught.value.hint == "write a plan with: numapin plan --json"
 
 
 @pytest.mark.parametrize("name", ["a,b", "a b", "a:1", "a=b", "", "x" * 64, "mlx5_0\n"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from numapin import Request, Topology, discover, make_plan
-from numapin.errors import MachineError, UsageError
+from numapin.errors import UsageError
 from tests.machines.grids import grid
 from tests.unit.topology.seam import reader, sysfs
 
@@ -34,26 +34,6 @@ def _file(folder: Path, content: str | bytes) -> Path:
 def test_the_content_says_which_format_it_is(content: str | bytes, cpu: int, tmp_path: Path) -> None:
     """The root element of XML decides, whatever comes before it; JSON is ours."""
     assert cpu in discover(machine=_file(tmp_path, content)).cpus
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [(b"\x1f\x8b", "byte 1 is not UTF-8"), (b"{" + b" " * (64 << 20), "larger than 64 MiB"), (None, "No such file")],
-    ids=["compressed", "large", "missing"],
-)
-def test_a_bad_file_is_named_with_the_problem(content: bytes | None, problem: str, tmp_path: Path) -> None:
-    """The message starts with the file, and the hint says how to get a good one; tests/topology has others."""
-    path = tmp_path / "missing" if content is None else _file(tmp_path, content)
-    with pytest.raises(MachineError) as caught:
-        discover(machine=path)
-    assert caught.value.message.startswith(f"{path}: {problem}")
-    assert caught.value.hint
-
-
-def test_two_machines(tmp_path: Path) -> None:
-    """Only one machine can be read."""
-    with pytest.raises(UsageError, match="--root and --machine both name a machine"):
-        discover(root=tmp_path, machine=tmp_path)
 
 
 def test_gpu_nodes_win_over_the_file(tmp_path: Path) -> None:

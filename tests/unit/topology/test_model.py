@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from numapin import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
-from numapin.errors import MachineFileError
 from tests.machines.grids import gpu, grid
 from tests.unit.topology.seam import CpuSet, Mig, NicInterface, NicKind, NodeKind, NodeSource, Pcie
 
@@ -114,36 +113,3 @@ def test_json_reads_back() -> None:
     ):
         del data[added]
     assert Topology.from_json(json.dumps(data)) == replace(_full(), notes=())
-
-
-def _edited(edit: Callable[[Any], object]) -> str:
-    data = json.loads(json.dumps(_full().to_json()))
-    edit(data)
-    return json.dumps(data)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "m.json: not JSON: Expecting value: line 1"),
-        ("[]", "m.json: top level: expected an object, found []"),
-        ("{}", "m.json: schema: expected 'numapin.topology/1', found nothing"),
-        (_edited(lambda d: d.update(schema="numapin.topology/2")), "found 'numapin.topology/2'"),
-        (_edited(lambda d: d["nodes"][1].update(cpus="7-x")), "m.json: nodes[1].cpus: '7-x'"),
-        (_edited(lambda d: d["nodes"][0]["distances"].update({"1": -1})), "m.json: nodes[0].distances.1: expected"),
-        (_edited(lambda d: d["nodes"][0].update(kind="tape")), "m.json: nodes[0].kind: 'tape' is not a valid NodeKind"),
-        (_edited(lambda d: d["nodes"][0].update(kind="gpu")), "m.json: nodes[0]: node 0 of kind 'gpu' has CPUs"),
-        (_edited(lambda d: d["gpus"][0].update(node=-1)), "m.json: gpus[0].node: expected a non-negative integer"),
-        (_edited(lambda d: d["gpus"][0].update(node_source="guess")), "'guess' is not a valid NodeSource"),
-        (_edited(lambda d: d["gpus"][0].update(node=5)), "m.json: gpu0 is on node 5, which the machine does not have"),
-        (_edited(lambda d: d["cores"].append(d["cores"][0])), "m.json: CPU 0 appears twice"),
-        (_edited(lambda d: d.update(allowed=None)), "m.json: allowed: expected an object, found nothing"),
-    ],
-)
-def test_bad_files_are_named_with_the_element(text: str, message: str) -> None:
-    """The error for a malformed or truncated file has the file, the line or element, and how to get a good one."""
-    with pytest.raises(MachineFileError) as caught:
-        Topology.from_json(text, source="m.json")
-    assert message in caught.value.message
-    assert caught.value.message.startswith("m.json: ")
-    assert "numapin topo --save FILE" in caught.value.hint

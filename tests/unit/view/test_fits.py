@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from numapin import Bind, Nic, Request, Topology, make_plan
+from numapin import Bind, Nic, Request, make_plan
 from tests.machines.roots import NAMES
-from tests.pictures import golden_machine, many_nics
+from tests.pictures import golden_machine
 from tests.unit.view.seam import (
     NicKind,
     adapters,
-    example_names,
     explained_plan,
     natural,
-    read_example,
     topo_matrix,
     topo_tree,
 )
@@ -56,28 +54,6 @@ def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
     assert max(map(len, narrow)) <= width
     words, wide_words = (Counter(" ".join(lines).replace(",", " ").split()) for lines in (narrow, wide_lines))
     assert not wide_words - words
-
-
-@pytest.mark.parametrize("name", example_names())
-def test_no_line_of_a_built_in_machine_wraps_at_80_columns(name: str) -> None:
-    """Each built-in machine's tree has the same lines at 80 columns as in a file, 40 of them at most."""
-    tree = topo_tree(Topology.from_json(read_example(name)))
-    assert _lines(tree, 80) == _lines(tree, 400)
-    assert len(_lines(tree, 80)) <= 40
-
-
-def test_the_cells_of_a_matrix_in_blocks_are_those_of_the_whole() -> None:
-    """With 8 GPUs and 16 NICs, each block has the cells of its columns, in their rows."""
-    machine = many_nics()
-    columns = [*(gpu.label for gpu in machine.gpus), *(adapter.names[0] for adapter in adapters(machine.nics))]
-    found: dict[str, list[str]] = {}
-    for line in _lines(topo_matrix(machine, width=60), 60):
-        first, *cells = line.split() or [""]
-        if first.partition("/")[0] in columns and not line.startswith(" "):
-            found.setdefault(first, []).extend(cells)
-    wide = {line.split()[0]: line.split()[1:] for line in _lines(topo_matrix(machine, width=WIDE), WIDE)[1:25]}
-    assert found == wide
-    assert len(found) == 24
 
 
 def test_natural_order() -> None:
