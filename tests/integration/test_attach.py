@@ -210,14 +210,11 @@ class TestWrongInput:
     @pytest.mark.parametrize(
         ("options", "status", "told"),
         [
-            (["--pid", "-1"], 2, "'-1' is not a process id"),
-            (["--pid", "4194305"], 2, "there is no process 4194305"),
             (["--pid", "9" * 30], 2, "there is no process"),
             (["--pid", "1"], 2, "process 1 is the first process of this host or container"),
             (["--pid", "{pid},4194305"], 2, "there is no process 4194305"),
             (["--pid", "{pid}"], 2, "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
             (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
-            (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
             (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
             (["--job", "x", "--no-smt"], 2, "binding options work only with --pid; a run has a plan of its own"),

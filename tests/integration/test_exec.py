@@ -178,28 +178,6 @@ class TestPlan:
         done = start(sys.executable, "-c", code, **TASK)
         assert done.status == 0, done.err
 
-    @pytest.mark.parametrize(
-        ("text", "status", "why"),
-        [
-            (None, 3, "cannot be read: No such file"),
-            ("", 3, "not JSON"),
-            ("{}", 3, "schema"),
-            (
-                '{"schema": "numapin.plan/1", "bind": "node", "memory": "none", "ranks": [], "warnings": []}',
-                2,
-                "is for",
-            ),
-        ],
-    )
-    def test_what_is_no_plan(self, tmp_path: Path, text: str | None, status: int, why: str) -> None:
-        """The error names the file, the problem, and the command that writes a plan."""
-        path = tmp_path / "p.json"
-        if text is not None:
-            path.write_text(text)
-        done = enter("--plan", str(path), "true", **TASK)
-        assert (done.status, why in done.err, str(path) in done.err) == (status, True, True), done.err
-        assert "numapin plan" in done.err
-
 
 class TestLaunchers:
     """Launchers that start ranks themselves."""
@@ -336,12 +314,6 @@ class TestGpus:
 
 class TestErrors:
     """Errors have a message, and a status for each kind."""
-
-    def test_contradictions(self) -> None:
-        """Contradicting ranks are reported with their variables and values, before the machine is read."""
-        done = enter("--bind", "node", "true", **{**TASK, **MPI, "LOCAL_RANK": "0"})
-        assert done.status == 2
-        assert "LOCAL_RANK=0 and LOCAL_WORLD_SIZE=2 contradict OMPI_COMM_WORLD_LOCAL_RANK=1" in done.err
 
     @pytest.mark.parametrize(
         ("command", "status", "why"),

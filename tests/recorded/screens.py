@@ -102,10 +102,16 @@ def compare_answers(file: Path, answer: Callable[[str], str]) -> None:
 
     A line that begins with "# " says what the answers below it must show, and stays.
     """
-    asked = [line for line in file.read_text().splitlines() if line.startswith(("# ", "$ "))]
-    assert any(line.startswith("$ ") for line in asked)
-    texts = (f"{line}\n{answer(line[2:])}\n" if line.startswith("$ ") else f"{line}\n" for line in asked)
-    compare("".join(texts), str(file))
+    text, num_answers = "", 0
+    for line in file.read_text().splitlines():
+        if line.startswith("$ "):
+            answered = answer(line[2:])
+            text += f"{line}\n{answered}\n" if answered else f"{line}\n"
+            num_answers += 1
+        elif line.startswith("# "):
+            text += f"{line}\n"
+    assert num_answers
+    compare(text, str(file))
 
 
 def _terminal() -> tuple[int, int]:
