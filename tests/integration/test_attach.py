@@ -15,7 +15,7 @@ import click
 import pytest
 
 from numapin.errors import NumapinError
-from tests.integration.launching import NUMAPIN, Done, call, environment, numapin
+from tests.integration.launching import NUMAPIN, Done, call, environment, forked
 from tests.integration.seam import numapin as commands
 from tests.integration.seam import thread_cpus
 from tests.integration.staying import staying_job
@@ -91,7 +91,7 @@ def _worker(code: str = WORK, **variables: str) -> Iterator[_Worker]:
 
 
 def _attach(*options: str) -> Done:
-    return numapin("attach", *options)
+    return forked("attach", *options)
 
 
 @needs_two_cpus
@@ -155,9 +155,9 @@ class TestBind:
         command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
         runs = str(tmp_path / "runs")
         with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
-            strayed = numapin("verify", NUMAPIN_RUN_DIR=runs)
-            done = numapin("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs)
-            held = numapin("verify", NUMAPIN_RUN_DIR=runs)
+            strayed = forked("verify", NUMAPIN_RUN_DIR=runs)
+            done = forked("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs)
+            held = forked("verify", NUMAPIN_RUN_DIR=runs)
         assert (strayed.status, done.status, held.status) == (1, 0, 0), done.err
         (rank,) = json.loads(done.out)["ranks"]
         assert rank["gpu_source"].startswith("the plan of run-")

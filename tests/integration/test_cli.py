@@ -35,8 +35,10 @@ def dgx(tmp_path: Path) -> str:
 class TestStreams:
     """Output that cannot be written, buffered and unbuffered."""
 
-    @pytest.mark.parametrize("unbuffered", ["", "1"])
-    @pytest.mark.parametrize("command", ["plan", "plan --json", "topo --help", "--version"])
+    @pytest.mark.parametrize(
+        ("command", "unbuffered"),
+        [("plan", ""), ("plan", "1"), ("plan --json", "1"), ("topo --help", ""), ("--version", "1")],
+    )
     def test_full_stdout(self, command: str, unbuffered: str) -> None:
         """A full disk is reported as an error."""
         line = f"{' '.join(NUMAPIN)} {command} > /dev/full"
@@ -44,9 +46,14 @@ class TestStreams:
         assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
         assert done.status == 1
 
-    @pytest.mark.parametrize("unbuffered", ["", "1"])
     @pytest.mark.parametrize(
-        ("command", "status"), [("plan --bogus", 2), ("run --bind x t.py", 2), ("topo --machine /no", 3)]
+        ("command", "unbuffered", "status"),
+        [
+            ("plan --bogus", "", 2),
+            ("plan --bogus", "1", 2),
+            ("run --bind x t.py", "", 2),
+            ("topo --machine /no", "1", 3),
+        ],
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
         """A stderr that cannot be written does not change the status."""

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.integration.launching import call, numapin, script
+from tests.integration.launching import call, forked, numapin, script
 from tests.machines.roots import load, write_root
 from tests.pictures import golden_machine
 
@@ -25,13 +25,13 @@ def dgx(tmp_path: Path) -> str:
 
 def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
     """A pipe gets only the SVG, a file the complete page, and stderr the warnings."""
-    drawn = numapin("topo", "--machine", dgx, "--format", "svg", "--plan")
+    drawn = forked("topo", "--machine", dgx, "--format", "svg", "--plan")
     assert drawn.status == 0
     ET.fromstring(drawn.out)  # noqa: S314 - ours
     assert "rank 7" in drawn.out
     assert "128 CPUs of nodes 0,2,4,6" in drawn.err
     path = tmp_path / "topo.html"
-    written = numapin("topo", "--machine", dgx, "--format", "html", "--output", str(path))
+    written = forked("topo", "--machine", dgx, "--format", "html", "--output", str(path))
     assert (written.status, written.out) == (0, "")
     text = path.read_text()
     assert text.startswith("<!DOCTYPE html>")
@@ -45,7 +45,7 @@ def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
     link, target, device = tmp_path / "link.svg", tmp_path / "target.svg", Path("/dev/null")
     link.symlink_to(target)
     for path in (link, device):
-        assert numapin("topo", "--machine", dgx, "--format", "svg", "--output", str(path)).status == 0
+        assert forked("topo", "--machine", dgx, "--format", "svg", "--output", str(path)).status == 0
     assert (link.is_symlink(), target.read_text()[:4], device.is_char_device()) == (True, "<?xm", True)
 
 
@@ -61,7 +61,7 @@ def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path:
         f"reader._read_host = lambda environ: reader.discover(root=pathlib.Path({str(root)!r}))\n"
         f"numapin({command!r})"
     )
-    here, captured = call(sys.executable, "-c", code), numapin(*command, "--root", str(root))
+    here, captured = call(sys.executable, "-c", code), forked(*command, "--root", str(root))
     assert (here.status, captured.status) == (0, 0), here.err + captured.err
     assert (second in captured.out, second in here.out, second.replace("1", "0") in here.out) == (True, False, True)
 
@@ -73,7 +73,7 @@ def test_the_plan_of_a_run(tmp_path: Path) -> None:
     )
     assert ran.status == 0, ran.err
     (plan,) = (tmp_path / "runs").glob("run-*/plan.json")
-    done = numapin("topo", "--plan", str(plan))
+    done = forked("topo", "--plan", str(plan))
     assert (done.status, "ranks 0-1" in done.out) == (0, True), done.err
 
 
@@ -89,7 +89,7 @@ def _browser(tmp_path: Path) -> tuple[str, Path]:
 def test_open(options: list[str], start: str, dgx: str, tmp_path: Path) -> None:
     """--open shows the page, or the SVG, in the browser, from a file that only this user can read; stdout names it."""
     browser, seen = _browser(tmp_path)
-    done = numapin("topo", "--open", "--machine", dgx, *options, BROWSER=browser, TMPDIR=str(tmp_path))
+    done = forked("topo", "--open", "--machine", dgx, *options, BROWSER=browser, TMPDIR=str(tmp_path))
     assert (done.status, done.err.count("error")) == (0, 0), done.err
     path = Path(done.out.strip())
     assert seen.read_text() == path.as_uri()
@@ -101,14 +101,14 @@ def test_open_a_named_file(dgx: str, tmp_path: Path) -> None:
     """With --output the browser shows that file."""
     browser, seen = _browser(tmp_path)
     path = tmp_path / "a name.html"
-    assert numapin("topo", "--open", "--machine", dgx, "--output", str(path), BROWSER=browser).status == 0
+    assert forked("topo", "--open", "--machine", dgx, "--output", str(path), BROWSER=browser).status == 0
     assert seen.read_text() == path.as_uri()
     assert path.read_text().endswith("</html>\n")
 
 
 def test_open_without_a_browser(dgx: str, tmp_path: Path) -> None:
     """Without a browser the page is written, and the error names it."""
-    done = numapin("topo", "--open", "--machine", dgx, BROWSER="false %s", TMPDIR=str(tmp_path), PATH="/nowhere")
+    done = forked("topo", "--open", "--machine", dgx, BROWSER="false %s", TMPDIR=str(tmp_path), PATH="/nowhere")
     assert done.status == 1
     assert f"no browser to open {done.out.strip()}" in done.err
     assert Path(done.out.strip()).exists()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, REFUSE_POLICY, Done, call, environment, numapin, script, torchrun
+from tests.integration.launching import NUMAPIN, REFUSE_POLICY, Done, call, environment, forked, script, torchrun
 from tests.integration.seam import cpu_set
 from tests.needs import needs_two_cpus
 
@@ -49,7 +49,7 @@ def dump(tmp_path: Path) -> str:
 def plan(tmp_path: Path) -> str:
     """Give a plan of two ranks with one CPU each."""
     path = tmp_path / "plan.json"
-    path.write_text(numapin("plan", "--nproc-per-node", "2", "--bind", "exclusive", "--json").out)
+    path.write_text(forked("plan", "--nproc-per-node", "2", "--bind", "exclusive", "--json").out)
     return str(path)
 
 
@@ -111,7 +111,7 @@ class TestBinding:
 
     def test_the_nic_of_a_plan(self, dump: str, tmp_path: Path) -> None:
         """A plan made with --nic-env sets the rank's variables; those that the user has set stay, with a warning."""
-        plan = json.loads(numapin("plan", "--machine", "example:dgx-a100", "--nic-env", "ucx,nvshmem", "--json").out)
+        plan = json.loads(forked("plan", "--machine", "example:dgx-a100", "--nic-env", "ucx,nvshmem", "--json").out)
         file = tmp_path / "plan.json"
         file.write_text(json.dumps(plan))
         options = ("--plan", str(file), "--local-size", "8", "--local-rank")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, environment, numapin
+from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, environment, forked
 from tests.integration.staying import STEPPING_JOB, staying_job
 from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
@@ -46,7 +46,7 @@ for n, _ in enumerate(torch.utils.data.DataLoader(Data(), batch_size=1)):
 
 
 def _top(folder: Path, *options: str) -> Done:
-    return numapin("top", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
+    return forked("top", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
 
 
 class _Terminal:

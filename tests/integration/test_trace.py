@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.errors import UsageError
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, WITHOUT_COMPILER, call, numapin, script
+from tests.integration.seam import numapin as commands
 from tests.integration.seam import read_trace
 from tests.integration.warm_ranks import forked_script
 from tests.trace.made import loop, record
@@ -52,6 +54,13 @@ def steps(num):
         model(torch.ones(2, 4)).sum().backward(); optimizer.step()
 """
 )
+
+
+def refused(*words: str) -> UsageError:
+    """Return the error with which `trace` ends, in this process."""
+    with pytest.raises(UsageError) as caught:
+        commands.main(["trace", *words], standalone_mode=False)
+    return caught.value
 
 
 def report(folder: Path) -> Any:
@@ -403,11 +412,10 @@ class TestReading:
         elif content is not None:
             path.touch()
             os.truncate(path, content + 1)
-        done = numapin("trace", "--read", name.partition("/")[0], cwd=tmp_path)
-        assert (done.status, done.out) == (2, "")
-        assert name.partition("/")[0] in done.err
-        assert seen in done.err
-        assert "hint: " in done.err
+        error = refused("--read", str(tmp_path / name.partition("/")[0]))
+        assert name.partition("/")[0] in error.message
+        assert seen in str(error)
+        assert error.hint
 
     def test_a_broken_rank_in_a_folder(self, tmp_path: Path) -> None:
         """If one rank's trace is broken, the others are reported with a note; if all are, it is an error."""
@@ -422,15 +430,14 @@ class TestReading:
         assert sum(note.startswith("rank 1: ") and "not JSON" in note for note in content["notes"]) == 2
         assert "rank 2: \N{REPLACEMENT CHARACTER}[2Jgone" in content["notes"]
         (tmp_path / "rank-0.trace.json").write_text("17")
-        done = numapin("trace", "--read", str(tmp_path))
-        assert (done.status, "rank 0: rank-0.trace.json: not a Chrome trace" in done.err) == (2, True), done.err
+        assert "rank 0: rank-0.trace.json: not a Chrome trace" in refused("--read", str(tmp_path)).message
 
     def test_its_input_is_not_overwritten(self, tmp_path: Path) -> None:
         """A trace that has the report's name in the output folder is refused instead of overwritten."""
         content = json.dumps(loop(compute=5).content())
         (tmp_path / "report.json").write_text(content)
-        done = numapin("trace", "--read", "report.json", "--output", ".", cwd=tmp_path)
-        assert (done.status, "would overwrite report.json" in done.err) == (2, True), done.err
+        error = refused("--read", str(tmp_path / "report.json"), "--output", str(tmp_path))
+        assert "report.json" in error.message.partition("would overwrite ")[2]
         assert (tmp_path / "report.json").read_text() == content
 
     def test_a_report_that_cannot_be_written(self, tmp_path: Path) -> None:
