@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -12,6 +13,7 @@ from numapin import Bind, Memory, Plan, Request, make_plan
 from numapin.errors import BindingRefused, UsageError
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
+from tests.recorded.screens import compare_answers
 from tests.unit.plan.cases import BOTH, GRACE, TWO, linked, rdma
 from tests.unit.plan.seam import (
     CpuSet,
@@ -30,7 +32,7 @@ from tests.unit.plan.seam import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 REQUESTS = [Request(bind=mode, memory=memory) for mode in Bind for memory in (None, *Memory)]
 CANNOT = (Memory.NONE, Memory.INTERLEAVE)
@@ -102,38 +104,22 @@ def test_a_task_that_sees_too_few_gpus_is_not_exact(num_nics: int, *, exact: boo
     assert (rank.exact, "this task sees 1 GPU of 4 tasks" in rank.reason) == (exact, not exact)
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "value"),
-    [
-        (parse_bind, "core-complex", Bind.CORE_COMPLEX),
-        (parse_memory, "local", (Memory.LOCAL, None)),
-        (parse_memory, "bind=0,2-3", (Memory.BIND, {0, 2, 3})),
-        (parse_memory, "interleave=", (Memory.INTERLEAVE, set())),
-        (parse_gpus, "1, GPU-12 ,0000:01:00.0", ("1", "GPU-12", "0000:01:00.0")),
-        (parse_nic_env, "nvshmem, ucx,ucx", ("nvshmem", "ucx")),
-    ],
-)
-def test_options_as_text(parse: Callable[[str], object], text: str, value: object) -> None:
-    """The command line and `numapin.spawn` parse words and lists in the same way."""
-    assert parse(text) == value
-    if parse is parse_memory:
-        assert str(parse(text)) == text
+PARSERS: Final = {"bind": parse_bind, "memory": parse_memory, "gpus": parse_gpus, "nic-env": parse_nic_env}
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "told"),
-    [
-        (parse_bind, "nodes", "'nodes' is not one of none, node, socket"),
-        (parse_memory, "", "'' is not one of none, local"),
-        (parse_memory, "bind=x", "'x' is not a number"),
-        (parse_gpus, "0,", "'0,' has an empty entry; write a list such as 0,2"),
-        *((parse_nic_env, text, "not one of ucx, nvshmem") for text in ("", "nccl", "ucx,", "UCX")),
-    ],
-)
-def test_text_that_is_no_option(parse: Callable[[str], object], text: str, told: str) -> None:
-    """The error has the text that was seen and the valid words."""
-    with pytest.raises(ValueError, match=told):
-        parse(text)
+def _answer(line: str) -> str:
+    option, _, text = line.partition(" ")
+    try:
+        value: object = PARSERS[option](text)
+    except ValueError as error:
+        return f"error: {error}"
+    assert option != "memory" or str(value) == text
+    return repr(value)
+
+
+def test_options_as_text() -> None:
+    """The command line and `numapin.spawn` parse words and lists in the same way; errors have the valid words."""
+    compare_answers(Path(__file__).with_name("options.txt"), _answer)
 
 
 def test_a_request_can_be_changed_and_compared() -> None:
