@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_elements_that_older_files_lack() -> None:
 def _answer(line: str) -> str:
     """Return the error of a good record with these changes, of other text with a schema, or of text that is no JSON."""
     kind, _, text = line.partition(" ")
-    reading = {
+    reading: Callable[[], object] = {
         "change": lambda: read({**GOOD, **json.loads(text)}),
         "text": lambda: read_record(Outer, text, source="m.json", hint=HINT, schema="s/1"),
         "json": lambda: decode(text),

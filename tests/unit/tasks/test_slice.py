@@ -16,6 +16,7 @@ from tests.recorded.screens import compare, compare_answers
 from tests.unit.tasks.seam import (
     CpuSet,
     GpuRef,
+    Slice,
     Task,
     has_own_cpus,
     inside,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numapin import RankPlan
-    from tests.unit.tasks.seam import Slice
 
 HERE: Final = Path(__file__).parent
 
@@ -162,7 +162,7 @@ def _described(case: Callable[[], Slice | RankPlan]) -> list[str]:
         found = case()
     except UsageError as error:
         return [f"error: {error.message}", f"  hint: {error.hint}"]
-    rank = getattr(found, "rank", found)
+    rank = found.rank if isinstance(found, Slice) else found
     more = [f"  {name}: {text}" for name in ("warnings", "notes") for text in getattr(found, name, ())]
     return [f"{rank}: {rank.reason}", f"  GPU {rank.gpu}", f"  from {getattr(found, 'source', 'a plan')}", *more]
 

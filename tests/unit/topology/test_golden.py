@@ -14,8 +14,7 @@ import pytest
 
 from numapin import Bind, Memory, Request, Topology, make_plan
 from tests.machines.compact import compact
-from tests.machines.described import describe
-from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
+from tests.machines.roots import HERE, NAMES, Machine, describe, load, nccl_xml, nvml_readings, write_root
 from tests.unit.topology.seam import (
     PCI_ORDER,
     NodeSource,
