@@ -14,14 +14,13 @@ from numapin.attach.targets import (
     aim_at_run,
     cpus_of_cpuset,
     examine,
-    in_whole_cpuset,
     other_processes,
     shortfalls_of,
     why_untouchable,
 )
 from numapin.base.cpu_set import CpuSet
 from numapin.launcher import run_folder
-from numapin.observe.find import RunningJob, find_run, gpu_of, gpus_of_ranks, local_rank
+from numapin.observe.find import RunningJob, gpu_of, gpus_of_ranks, local_rank
 from numapin.rank import handover
 from numapin.system import numa_maps, proc
 from numapin.system import threads as affinity

@@ -15,7 +15,7 @@ import pytest
 from numapin import Bind, Plan
 from numapin.errors import MachineError, UsageError
 from tests.machines.grids import grid
-from tests.needs import needs_root, needs_two_cpus
+from tests.needs import needs_root
 from tests.recorded.screens import compare_answers
 from tests.unit.attach.seam import (
     AttachOptions,
@@ -26,11 +26,9 @@ from tests.unit.attach.seam import (
     aim_at_run,
     cpus_of_cpuset,
     examine,
-    find_run,
     gpu_of,
     gpus_of_ranks,
     handover,
-    in_whole_cpuset,
     local_rank,
     other_processes,
     proc,
@@ -79,14 +77,6 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
         assert "--other-users" in caught.value.hint
         with pytest.raises(MachineError, match=rf"belongs to uid 65534, names process {PARENT}, which does not"):
             aim_at_run(path, {}, other_users=True)
-
-
-def test_the_own_folder(tmp_path: Path) -> None:
-    """The ranks of this user's own run are taken, with the plan of the run."""
-    with _run(tmp_path, os.geteuid()) as path:
-        (target,) = aim_at_run(path, {}, other_users=False).targets
-        assert find_run(path, {}).owner == os.geteuid()
-    assert (target.subject.pid, target.plan) == (PARENT, PLANNED)
 
 
 def _job(bound: frozenset[int] = frozenset()) -> RunningJob:
@@ -178,18 +168,6 @@ def test_users(
     """A process is this user's if its real and effective users are; only root may ask for others."""
     monkeypatch.setattr(os, "geteuid", lambda: own)
     assert why_untouchable(uid, other_users=other_users) == problem
-
-
-@needs_two_cpus
-def test_whole_cpuset() -> None:
-    """The thread has all CPUs of its cpuset inside the block and its own again after it."""
-    os.sched_setaffinity(0, {min(ALL)})
-    try:
-        with in_whole_cpuset():
-            assert os.sched_getaffinity(0) >= ALL
-        assert os.sched_getaffinity(0) == {min(ALL)}
-    finally:
-        os.sched_setaffinity(0, ALL)
 
 
 @pytest.mark.parametrize(
