@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.attach.seam import CpuSet, numa_maps, pages
+from tests.unit.attach.seam import CpuSet, pages
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
@@ -80,13 +78,3 @@ def test_planned_nodes() -> None:
     assert pages.planned_nodes(PLANNED) == NODE_1
     assert pages.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=0)) == CpuSet({0})
     assert pages.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=None)) == CpuSet()
-
-
-def test_mappings_end_as_the_kernel_says() -> None:
-    """The ends of this process's own mappings lie above their starts, and the stack has one."""
-    with open("/proc/self/maps", encoding="utf-8") as file:  # noqa: PTH123 - read once
-        text = file.read()
-    found = numa_maps.ends(text)
-    assert len(found) == len(text.splitlines())
-    assert all(start < end and (end - start) % os.sysconf("SC_PAGESIZE") == 0 for start, end in found.items())
-    assert re.search(r"\[stack\]", text)

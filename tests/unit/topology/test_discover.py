@@ -158,24 +158,6 @@ def test_invariants(make: Callable[[], object], message: str) -> None:
         make()
 
 
-def test_distance_to() -> None:
-    """A node is at distance 10 from itself by default; an unknown distance is the farthest."""
-    node = Node(id=0, kind=NodeKind.CPU, cpus=CPU, distances={1: 21})
-    assert [node.distance_to(other) for other in (0, 1, 2)] == [10, 21, float("inf")]
-
-
-def test_queries() -> None:
-    """CPUs, CPU nodes, and GPUs in CUDA's order without the hidden ones."""
-    topology = replace(
-        _full(), gpus=(replace(gpu(0, 0), cuda_index=1), gpu(1, 0, visible=False), replace(gpu(2, 1), cuda_index=0))
-    )
-    assert topology.cpus == CpuSet(range(16))
-    assert [node.id for node in topology.cpu_nodes] == [0, 1]
-    assert [g.index for g in topology.visible_gpus] == [2, 0]
-    unordered = replace(topology, gpus=(replace(gpu(1, 0), cuda_index=None), replace(gpu(0, 0), cuda_index=None)))
-    assert [g.index for g in unordered.visible_gpus] == [0, 1]
-
-
 def test_restrict_only_ever_takes_away() -> None:
     """Restricting twice leaves the intersection; the machine itself stays whole."""
     topology = grid()
