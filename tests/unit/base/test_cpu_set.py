@@ -27,9 +27,9 @@ def test_lists_and_masks() -> None:
 
 def test_long_texts_are_quoted_in_part() -> None:
     """A message stays short, however long the text is."""
-    for parse, text in ((CpuSet.parse, "x" * 5000), (cpu_set.parse_mask, "," * 40_000)):
-        with pytest.raises(ValueError, match=r"x|not a CPU mask") as caught:
-            parse(text)
+    for parse, letter in ((CpuSet.parse, "x"), (cpu_set.parse_mask, ",")):
+        with pytest.raises(ValueError, match=f"^'{letter * 57}\\.\\.\\.' is not a ") as caught:
+            parse(letter * 40_000)
         assert len(str(caught.value)) < 200
 
 
