@@ -73,8 +73,7 @@ class TestStreams:
             done = subprocess.run(command, stdout=stdout, stderr=-1, check=False, env=environment(PYTHONUNBUFFERED=""))
         assert (done.returncode, done.stderr) == (1, b"")
 
-    @pytest.mark.parametrize("unbuffered", ["", "1"])
-    @pytest.mark.parametrize("stream", ["stdout", "stderr"])
+    @pytest.mark.parametrize(("stream", "unbuffered"), [("stdout", "1"), ("stderr", ""), ("stderr", "1")])
     def test_signals_cut_nothing_off(self, stream: str, unbuffered: str) -> None:
         """A signal in the middle of a write to a terminal does not lose the rest, as unbuffered Python does."""
         code = (

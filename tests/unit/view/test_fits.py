@@ -1,13 +1,16 @@
 """Tables and trees fit the terminal: nothing is cut and no column is dropped, however narrow it is.
 
-What they show at 80 columns is recorded: tests/recorded/machines. `print` of a machine or plan is shorter.
+What they show at 80 columns is recorded: tests/recorded/machines. `print` of a machine or plan is short. What `attach`
+reports is recorded beside this file.
 """
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +20,15 @@ from numapin import Bind, Nic, Request, make_plan
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
+from tests.recorded.screens import compare
+from tests.unit.planned import PLANNED
 from tests.unit.view.seam import (
+    Attached,
+    AttachedRank,
+    BoundProcess,
+    CpuSet,
+    ProcessPages,
+    attach_table,
     explained_plan,
     natural,
     topo_matrix,
@@ -90,3 +101,54 @@ def test_a_plan_as_text() -> None:
 def test_text_is_printable() -> None:
     """Names that contain control characters do not reach the terminal."""
     assert "\x1b" not in str(replace(grid(), host="\x1b[31m"))
+
+
+# --- the report of `numapin attach` as text ---
+
+
+MIB = 1 << 20
+PAGES = ProcessPages(
+    policy="default",
+    before={0: 3 * MIB, 1: MIB},
+    after={0: MIB, 1: 3 * MIB},
+    far_bytes=3 * MIB,
+    moved_bytes=2 * MIB,
+    stays={"shared": MIB},
+)
+PROCESS = BoundProcess(
+    pid=4711,
+    name="python",
+    threads=9,
+    changed=7,
+    narrower=2,
+    ended=0,
+    cpus_before=CpuSet({0}),
+    cpus=CpuSet(range(4, 8)),
+    pages=PAGES,
+    shortfalls=("1.0 MiB stay",),
+)
+RANK = AttachedRank(pid=4711, gpu_source="--gpu", requested=PLANNED, processes=(PROCESS,))
+UNDO = "taskset -acp 0 4711"
+DONE = Attached(dry_run=False, migrate=True, interrupted=False, undo=(UNDO,), warnings=(), ranks=(RANK,))
+
+
+GONE = replace(RANK, processes=(), problem="it ended before")
+REPORTS = {
+    "a row has the threads that changed, the CPUs before and now, the memory elsewhere, and what was moved": DONE,
+    "a dry run changes nothing, so there is nothing to undo": replace(DONE, dry_run=True, undo=()),
+    "after Ctrl-C the table shows what was done": replace(DONE, interrupted=True),
+    "a process that ended was not bound": replace(DONE, ranks=(GONE,), undo=()),
+    "the source of a GPU is reported for ranks with a GPU only": replace(
+        DONE, ranks=(replace(RANK, requested=replace(PLANNED, gpu=None)),)
+    ),
+}
+
+
+def test_each_report_is_the_recorded_one() -> None:
+    """NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
+    text = ""
+    for sentence, report in REPORTS.items():
+        out = io.StringIO()
+        Console(file=out, width=200).print(attach_table(report))
+        text += "\n".join((f"=== {sentence}", *(line.rstrip() for line in out.getvalue().splitlines()), ""))
+    compare(text, str(Path(__file__).with_name("attached.txt")))
