@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin import Request, Topology, discover, make_plan
+from numapin import Topology, discover
 from numapin.errors import MachineError, UsageError
 from tests.machines.grids import grid
 from tests.recorded.screens import compare_answers
@@ -368,14 +368,3 @@ def test_a_long_chain_of_processes() -> None:
     """Ranks are found at the end of a chain of a thousand processes, whose last is above the first again."""
     chain = "; ".join(f"{pid}<{pid - 1}" for pid in range(101, 1200))
     assert _answer(f"100<1199; {chain}; 1200<1199 LOCAL_RANK=0 --pid 100 --host x").startswith("rank 0 is 1200 on None")
-
-
-def test_the_plan_on_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of torchrun get the plan of `numapin plan`; those of srun, which see other GPUs, a plan for these."""
-    monkeypatch.setattr(find_job, "discover", lambda **_: _dgx())
-    for seen, rank_gpus in (((), None), (("5", "2"), (5, 2))):
-        more = [{"CUDA_VISIBLE_DEVICES": gpus} for gpus in seen] or [{}, {}]
-        ranks = [{"LOCAL_RANK": str(rank), **environ} for rank, environ in enumerate(more)]
-        with _processes(*ranks, launcher={}) as (launcher, *_):
-            plan = find_job.job_of_processes([launcher]).plan
-        assert plan == make_plan(_dgx(), Request(num_ranks=2, rank_gpus=rank_gpus))

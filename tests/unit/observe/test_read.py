@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 from numapin.errors import MachineError
 from tests.recorded.screens import compare
 from tests.unit.observe.seam import (
-    CpuSet,
     MemoryKind,
     children_of,
     environment_of,
@@ -229,34 +227,6 @@ def test_parents(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert children_of(dict(proc.processes(root))) == {5: [10]}
     assert environment_of(99, root=root) is None
     assert (parent_of(os.getpid()), parent_of(1 << 22)) == (os.getppid(), 0)  # one more than the largest process id
-
-
-def test_real_process_with_threads() -> None:
-    """A real child's threads, CPUs, policy and memory are read as the kernel and the child report them."""
-    code = (
-        "import mmap, os, sys, threading\n"
-        f"memory = mmap.mmap(-1, {32 * MIB}, flags=mmap.MAP_PRIVATE)\n"
-        f"memory.write(bytes({32 * MIB}))\n"
-        "thread = threading.Thread(target=sys.stdin.read)\n"
-        "thread.start()\n"
-        "os.sched_setaffinity(thread.native_id, {min(os.sched_getaffinity(0))})\n"
-        "print(thread.native_id, flush=True)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        tid = int(child.stdout.readline())
-        (rank,) = observe({0: child.pid}).ranks
-        assert child.pid in children_of()[os.getpid()]
-        child.communicate("")
-    (process,) = rank.processes
-    cpus = {thread.tid: thread.cpus for thread in process.threads}
-    own = CpuSet(os.sched_getaffinity(0))
-    assert cpus == {child.pid: own, tid: CpuSet({min(own)})}
-    if process.pages is not None:
-        assert rank.bytes_by_node([MemoryKind.ANONYMOUS]).total() >= 32 * MIB
-        assert process.policy is not None
 
 
 def test_processes_that_come_and_go_are_no_errors() -> None:
