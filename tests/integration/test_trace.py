@@ -121,24 +121,6 @@ class TestTracing:
         (rank,) = report(tmp_path / "out")["ranks"]
         assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (5, "batch", 5)
 
-    def test_two_optimizers_and_accumulation(self, tmp_path: Path) -> None:
-        """Steps are those of the first optimizer; other optimizers and batches in between do not add steps."""
-        text = (
-            f"{WITHOUT_COMPILER}import torch\n"
-            "from torch.utils.data import DataLoader\n"
-            "ps = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]\n"
-            "os_ = [torch.optim.SGD([p], 0.1) for p in ps]\n"
-            "for i, x in enumerate(DataLoader(range(40))):\n"
-            "    sum(p.sum() for p in ps).backward()\n"
-            "    if i % 2: [o.step() for o in os_]\n"
-        )
-        done = numapin(
-            *TRACE, "--steps", "3", "--skip", "4", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
-        )
-        assert done.status == 0, done.err
-        (rank,) = report(tmp_path / "out")["ranks"]
-        assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (3, "optimizer step", 6)
-
     def test_hosts_share_a_folder(self, tmp_path: Path) -> None:
         """Two launchers with one --output, as on a shared file system, use separate folders, and all are read."""
         path = forked_script(tmp_path, TRAIN.format(sleep=0, workers=0))
