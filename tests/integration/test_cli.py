@@ -291,7 +291,7 @@ def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
         assert "reboot" in done.err
 
 
-# --- `numapin topo --format svg|html`, `--plan` and `--output`, as users type them ---
+# --- `numapin topo --format svg|html`, `--plan` and `--output`, as users type them -----------------------------------
 
 
 def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ class TestSteps:
         assert measured["is quick"].num_seen == 4000
 
 
-# --- single runs of `numapin compare`: programs that are hard to measure, and what they leave behind ---
+# --- single runs of `numapin compare`: programs that are hard to measure, and what they leave behind -----------------
 
 
 BEGIN = """

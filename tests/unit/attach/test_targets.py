@@ -197,7 +197,7 @@ def test_missing_cpus() -> None:
     assert shortfalls_of(pid, cpus_of_cpuset(pid)) == ()
 
 
-# --- the GPU of a process, from its environment and from the driver ---
+# --- the GPU of a process, from its environment and from the driver --------------------------------------------------
 
 
 MACHINE = grid(gpus=[0, 0, 1, 1])

@@ -204,7 +204,7 @@ def test_a_stream_that_goes_to_a_file_is_continued(tmp_path: Path, path: str) ->
     assert log.read_text() == "before\nours\nafter\n"
 
 
-# --- folders opened by descriptor ---
+# --- folders opened by descriptor ------------------------------------------------------------------------------------
 
 
 def _made(path: str) -> OpenFolder:

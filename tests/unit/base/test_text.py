@@ -103,7 +103,7 @@ def test_a_stderr_that_cannot_be_written_is_ignored(monkeypatch: pytest.MonkeyPa
             os.dup2(null.fileno(), file.fileno())  # for what the buffer still has
 
 
-# --- the error tree: exit statuses, text, pickling ---
+# --- the error tree: exit statuses, text, pickling -------------------------------------------------------------------
 
 
 EXIT_CODES = {

@@ -121,7 +121,7 @@ def test_code_that_catches_all_errors_does_not_catch_the_signal() -> None:
         end.leave("")
 
 
-# --- the line of a terminal that shows progress: as wide as the terminal, with the time that is left ---
+# --- the line of a terminal that shows progress: as wide as the terminal, with the time that is left -----------------
 
 
 @pytest.mark.parametrize(("columns", "shown"), [(20, 19), (200, 100), (0, 100)])

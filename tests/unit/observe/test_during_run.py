@@ -207,7 +207,7 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(path.read_text())["holds"] is False
 
 
-# --- the report on a job's loaders: which records are read, when it is given, and what --strict makes of it ---
+# --- the report on a job's loaders: which records are read, when it is given, and what --strict makes of it ----------
 
 
 def write_start(folder: Path, rank: int, restart: int = 0) -> None:

@@ -325,7 +325,7 @@ class TestLoads:
         assert _loads(environ, "GPU-a") == "{}"
 
 
-# --- the pace of a running job's loops over several samples ---
+# --- the pace of a running job's loops over several samples ----------------------------------------------------------
 
 
 def _pace(*loops: tuple[float, float, int], interval_s: float = 1.0) -> LoopPace:

@@ -145,7 +145,7 @@ def test_descendants() -> None:
         assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})
 
 
-# --- readers of /proc, tried on processes that sleep ---
+# --- readers of /proc, tried on processes that sleep -----------------------------------------------------------------
 
 
 _STAT = "7 (a child) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 {} 0 99 1 1" + " 0" * 30

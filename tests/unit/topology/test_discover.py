@@ -102,7 +102,7 @@ def test_an_unknown_example_lists_the_known_ones(name: str) -> None:
     assert "example:dgx-a100, example:dgx-h100" in (raised.value.hint or "")
 
 
-# --- the topology: its invariants, queries and JSON ---
+# --- the topology: its invariants, queries and JSON ------------------------------------------------------------------
 
 
 CPU = CpuSet({0})

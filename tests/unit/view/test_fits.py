@@ -74,7 +74,7 @@ def test_natural_order() -> None:
     assert sorted(names, key=natural) == [names[4], "eth0", "mlx5_9", "mlx5_010", "mlx5_17"]
 
 
-# --- machines and plans as text ---
+# --- machines and plans as text --------------------------------------------------------------------------------------
 
 
 def test_a_machine_as_text() -> None:
@@ -103,7 +103,7 @@ def test_text_is_printable() -> None:
     assert "\x1b" not in str(replace(grid(), host="\x1b[31m"))
 
 
-# --- the report of `numapin attach` as text ---
+# --- the report of `numapin attach` as text --------------------------------------------------------------------------
 
 
 MIB = 1 << 20

@@ -297,7 +297,7 @@ def test_the_pictures_in_the_documentation_are_current(file: str, name: str, bin
     assert text == shown.read_text(encoding="utf-8")
 
 
-# --- the HTML page around the picture: well-formed, self-contained, with the facts in words; and readable colors ---
+# --- the HTML page around the picture: well-formed, self-contained, with the facts in words; and readable colors -----
 
 
 LOADING = {"src", "href", "{http://www.w3.org/1999/xlink}href", "srcset", "style"}  # "style" is refused by the policy
