@@ -83,3 +83,9 @@ def test_a_cpu_set_is_a_set() -> None:
     assert not CpuSet()
     with pytest.raises(AttributeError):
         A.add(3)  # type: ignore[attr-defined]
+
+
+def test_large_sets_have_their_text() -> None:
+    """More of them than are remembered are rendered, and one that was forgotten is rendered again."""
+    for first in (*range(40), 0):
+        assert str(CpuSet(range(first, 2000))) == f"{first}-1999"
