@@ -7,7 +7,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.launcher.failure import JobFailure
 from numapin.topology.discover import example_names, read_example
-from numapin.topology.nics import natural
+from numapin.topology.nics import NicKind, adapters, natural
 from numapin.topology.readings import GpuLoad
 from numapin.view.attach_table import attach_table
 from numapin.view.failure_block import failure_text, traceback_lines

@@ -27,7 +27,9 @@ from tests.unit.view.seam import (
     AttachedRank,
     BoundProcess,
     CpuSet,
+    NicKind,
     ProcessPages,
+    adapters,
     attach_table,
     explained_plan,
     natural,
@@ -72,6 +74,19 @@ def test_natural_order() -> None:
     """Numbers in names count as numbers, even thousands of digits."""
     names = ["mlx5_17", "mlx5_9", "eth0", "mlx5_010", "a" + "1" * 9999]
     assert sorted(names, key=natural) == [names[4], "eth0", "mlx5_9", "mlx5_010", "mlx5_17"]
+
+
+def test_names_of_one_device() -> None:
+    """Names with one PCI address are one device, the verbs name first; without an address each is its own."""
+    nics = [
+        Nic(name="ib0", pci="0000:01:00.0", kind=NicKind.INFINIBAND),
+        Nic(name="mlx5_0", pci="0000:01:00.0", kind=NicKind.INFINIBAND),
+        Nic(name="eth1", pci="0000:02:00.0"),
+        Nic(name="mlx5_1", pci="0000:02:00.0", kind=NicKind.INFINIBAND),
+        Nic(name="eth2"),
+        Nic(name="eth3"),
+    ]
+    assert [adapter.name for adapter in adapters(nics)] == ["eth2", "eth3", "mlx5_0/ib0", "mlx5_1/eth1"]
 
 
 # --- machines and plans as text --------------------------------------------------------------------------------------
