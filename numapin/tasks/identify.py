@@ -160,12 +160,13 @@ def _from_environment(environ: Mapping[str, str]) -> Task:
         if first.rank == other.rank and (first.size == other.size or None in (first.size, other.size)):
             continue
         if other.size != 1:
+            verb = "contradict" if len(first.settings) > 1 else "contradicts"
             raise UsageError(
-                f"{' and '.join(first.settings)} contradict {' and '.join(other.settings)}",
+                f"{' and '.join(first.settings)} {verb} {' and '.join(other.settings)}",
                 f"choose one, e.g.: numapin exec --local-rank ${other.variable} --local-size N -- command",
             )
-        settings = " and ".join(other.settings)
-        notes.append(f"{settings} is ignored: set by another launcher, above this rank's own")
+        settings = f"{' and '.join(other.settings)} {'are' if len(other.settings) > 1 else 'is'}"
+        notes.append(f"{settings} ignored: set by another launcher, above this rank's own")
 
     slurm_rank = environ.get(_SLURM, str(first.rank))
     if slurm_rank != str(first.rank):

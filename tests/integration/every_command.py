@@ -1,8 +1,7 @@
 """Run command lines in one process, as `numapin` would, in the locale and encoding that the environment sets.
 
-Comes in: JSON lines on stdin, each a list of words. Goes out: for each, a JSON line in the file that argv[1] names: the
-words, the exit status, and the error if the command failed with a traceback. The commands' own output is on stdout and
-stderr.
+Each line on stdin is a JSON list of words. A JSON line in the file that argv[1] names has the words, the exit status,
+and the error if the command failed with a traceback. The commands' own output is on stdout and stderr.
 """
 
 from __future__ import annotations

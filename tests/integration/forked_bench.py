@@ -1,7 +1,6 @@
 """`numapin` whose benchmarks' measuring processes are forks of it, with torch imported, instead of new processes.
 
-Comes in: numapin's arguments, in a fork of a process that has imported torch and what measures (see launching.py).
-Goes out: as from `python -m numapin`. Tests of how the measuring processes start use the real command.
+Tests of how the measuring processes start use the real command. See launching.py.
 """
 
 from __future__ import annotations

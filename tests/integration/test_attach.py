@@ -15,7 +15,7 @@ import click
 import pytest
 
 from numapin.errors import NumapinError
-from tests.integration.launching import NUMAPIN, Done, call, environment, numapin
+from tests.integration.launching import NUMAPIN, Done, call, environment, forked
 from tests.integration.seam import numapin as commands
 from tests.integration.seam import thread_cpus
 from tests.integration.staying import staying_job
@@ -91,7 +91,7 @@ def _worker(code: str = WORK, **variables: str) -> Iterator[_Worker]:
 
 
 def _attach(*options: str) -> Done:
-    return numapin("attach", *options)
+    return forked("attach", *options)
 
 
 @needs_two_cpus
@@ -145,9 +145,9 @@ class TestBind:
         command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
         runs = str(tmp_path / "runs")
         with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
-            strayed = numapin("verify", NUMAPIN_RUN_DIR=runs)
-            done = numapin("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs)
-            held = numapin("verify", NUMAPIN_RUN_DIR=runs)
+            strayed = forked("verify", NUMAPIN_RUN_DIR=runs)
+            done = forked("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs)
+            held = forked("verify", NUMAPIN_RUN_DIR=runs)
         assert (strayed.status, done.status, held.status) == (1, 0, 0), done.err
         (rank,) = json.loads(done.out)["ranks"]
         assert rank["gpu_source"].startswith("the plan of run-")
@@ -200,14 +200,11 @@ class TestWrongInput:
     @pytest.mark.parametrize(
         ("options", "status", "told"),
         [
-            (["--pid", "-1"], 2, "'-1' is not a process id"),
-            (["--pid", "4194305"], 2, "there is no process 4194305"),
             (["--pid", "9" * 30], 2, "there is no process"),
             (["--pid", "1"], 2, "process 1 is the first process of this host or container"),
             (["--pid", "{pid},4194305"], 2, "there is no process 4194305"),
             (["--pid", "{pid}"], 2, "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
             (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
-            (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
             (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
             (["--job", "x", "--no-smt"], 2, "binding options work only with --pid; a run has a plan of its own"),

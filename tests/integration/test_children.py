@@ -408,7 +408,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "status", "problem"),
         [
-            (("--local-rank", "0"), 2, "--children and --local-rank cannot be combined"),
             (("--nic-env", "ucx"), 2, "--children and --nic-env cannot be combined"),
             (("--gpus", "9"), 2, "--gpus"),
             (("--", ""), 2, "the command is empty"),

@@ -1,24 +1,28 @@
-"""`numapin topo`, `plan` and the group: output, start-up time, and errors of malformed machine files."""
+"""`numapin topo`, `plan` and the group: output, pictures, start-up time, and errors of malformed machine files."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from numapin import Topology
-from tests.integration.launching import NUMAPIN, call, environment, forked, numapin
+from tests.integration.launching import NUMAPIN, call, environment, forked, numapin, script
+from tests.machines.roots import load, write_root
 from tests.terminals import on_terminal
 
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
+
 
 GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
@@ -35,8 +39,10 @@ def dgx(tmp_path: Path) -> str:
 class TestStreams:
     """Output that cannot be written, buffered and unbuffered."""
 
-    @pytest.mark.parametrize("unbuffered", ["", "1"])
-    @pytest.mark.parametrize("command", ["plan", "plan --json", "topo --help", "--version"])
+    @pytest.mark.parametrize(
+        ("command", "unbuffered"),
+        [("plan", ""), ("plan", "1"), ("plan --json", "1"), ("topo --help", ""), ("--version", "1")],
+    )
     def test_full_stdout(self, command: str, unbuffered: str) -> None:
         """A full disk is reported as an error."""
         line = f"{' '.join(NUMAPIN)} {command} > /dev/full"
@@ -44,9 +50,14 @@ class TestStreams:
         assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
         assert done.status == 1
 
-    @pytest.mark.parametrize("unbuffered", ["", "1"])
     @pytest.mark.parametrize(
-        ("command", "status"), [("plan --bogus", 2), ("run --bind x t.py", 2), ("topo --machine /no", 3)]
+        ("command", "unbuffered", "status"),
+        [
+            ("plan --bogus", "", 2),
+            ("plan --bogus", "1", 2),
+            ("run --bind x t.py", "", 2),
+            ("topo --machine /no", "1", 3),
+        ],
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
         """A stderr that cannot be written does not change the status."""
@@ -62,8 +73,7 @@ class TestStreams:
             done = subprocess.run(command, stdout=stdout, stderr=-1, check=False, env=environment(PYTHONUNBUFFERED=""))
         assert (done.returncode, done.stderr) == (1, b"")
 
-    @pytest.mark.parametrize("unbuffered", ["", "1"])
-    @pytest.mark.parametrize("stream", ["stdout", "stderr"])
+    @pytest.mark.parametrize(("stream", "unbuffered"), [("stdout", "1"), ("stderr", ""), ("stderr", "1")])
     def test_signals_cut_nothing_off(self, stream: str, unbuffered: str) -> None:
         """A signal in the middle of a write to a terminal does not lose the rest, as unbuffered Python does."""
         code = (
@@ -257,3 +267,97 @@ def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
         assert done.status == 0, done.err
         assert "NVML did not start" in done.err
         assert "reboot" in done.err
+
+
+# --- `numapin topo --format svg|html`, `--plan` and `--output`, as users type them -----------------------------------
+
+
+def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
+    """A pipe gets only the SVG, a file the complete page, and stderr the warnings."""
+    drawn = forked("topo", "--machine", dgx, "--format", "svg", "--plan")
+    assert drawn.status == 0
+    ET.fromstring(drawn.out)  # noqa: S314 - ours
+    assert "rank 7" in drawn.out
+    assert "128 CPUs of nodes 0,2,4,6" in drawn.err
+    path = tmp_path / "topo.html"
+    written = forked("topo", "--machine", dgx, "--format", "html", "--output", str(path))
+    assert (written.status, written.out) == (0, "")
+    text = path.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.endswith("</html>\n")
+    assert "rank 0" not in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dgx.json", "topo.html"]
+
+
+def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
+    """--output writes into a device or pipe, and does not replace it."""
+    link, target, device = tmp_path / "link.svg", tmp_path / "target.svg", Path("/dev/null")
+    link.symlink_to(target)
+    for path in (link, device):
+        assert forked("topo", "--machine", dgx, "--format", "svg", "--output", str(path)).status == 0
+    assert (link.is_symlink(), target.read_text()[:4], device.is_char_device()) == (True, "<?xm", True)
+
+
+@pytest.mark.parametrize(
+    ("command", "second"), [(["plan", "--json"], '"local_rank": 1'), (["topo", "--plan"], "gpu1  rank 1")]
+)
+def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path: Path) -> None:
+    """A container sees GPUs in sysfs that it may not use, so it gets one rank; a captured machine gets one per GPU."""
+    root = write_root(load("2pkg-2node-smt2-2gpu-node0"), tmp_path / "root")
+    shutil.rmtree(root / "proc/driver")
+    code = (
+        "import pathlib; from numapin.cli.main import numapin; from numapin.topology import discover as reader\n"
+        f"reader._read_host = lambda environ: reader.discover(root=pathlib.Path({str(root)!r}))\n"
+        f"numapin({command!r})"
+    )
+    here, captured = call(sys.executable, "-c", code), forked(*command, "--root", str(root))
+    assert (here.status, captured.status) == (0, 0), here.err + captured.err
+    assert (second in captured.out, second in here.out, second.replace("1", "0") in here.out) == (True, False, True)
+
+
+def test_the_plan_of_a_run(tmp_path: Path) -> None:
+    """The plan.json of a run's folder is shown on the run's machine."""
+    ran = numapin(
+        *("run", "--nproc-per-node", "2", script(tmp_path, "print('ran')")), NUMAPIN_RUN_DIR=str(tmp_path / "runs")
+    )
+    assert ran.status == 0, ran.err
+    (plan,) = (tmp_path / "runs").glob("run-*/plan.json")
+    done = forked("topo", "--plan", str(plan))
+    assert (done.status, "ranks 0-1" in done.out) == (0, True), done.err
+
+
+def _browser(tmp_path: Path) -> tuple[str, Path]:
+    """Return a command for BROWSER that keeps what it was given to show, and the file with that."""
+    seen, program = tmp_path / "seen", tmp_path / "browser"
+    program.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}\n')
+    program.chmod(0o755)
+    return f"{program} %s", seen
+
+
+@pytest.mark.parametrize(("options", "start"), [([], "<!DOCTYPE html>"), (["--format", "svg", "--plan"], "<?xml")])
+def test_open(options: list[str], start: str, dgx: str, tmp_path: Path) -> None:
+    """--open shows the page, or the SVG, in the browser, from a file that only this user can read; stdout names it."""
+    browser, seen = _browser(tmp_path)
+    done = forked("topo", "--open", "--machine", dgx, *options, BROWSER=browser, TMPDIR=str(tmp_path))
+    assert (done.status, done.err.count("error")) == (0, 0), done.err
+    path = Path(done.out.strip())
+    assert seen.read_text() == path.as_uri()
+    assert path.read_text().startswith(start)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_open_a_named_file(dgx: str, tmp_path: Path) -> None:
+    """With --output the browser shows that file."""
+    browser, seen = _browser(tmp_path)
+    path = tmp_path / "a name.html"
+    assert forked("topo", "--open", "--machine", dgx, "--output", str(path), BROWSER=browser).status == 0
+    assert seen.read_text() == path.as_uri()
+    assert path.read_text().endswith("</html>\n")
+
+
+def test_open_without_a_browser(dgx: str, tmp_path: Path) -> None:
+    """Without a browser the page is written, and the error names it."""
+    done = forked("topo", "--open", "--machine", dgx, BROWSER="false %s", TMPDIR=str(tmp_path), PATH="/nowhere")
+    assert done.status == 1
+    assert f"no browser to open {done.out.strip()}" in done.err
+    assert Path(done.out.strip()).exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, call, numapin
+from tests.integration.launching import NUMAPIN, call, forked
 from tests.integration.seam import run_directory
 from tests.shells import Shell
 
@@ -66,11 +66,11 @@ def test_plans_of_runs_are_offered(variable: str, tmp_path: Path) -> None:
     environ = {variable: str(tmp_path)}
     with suppress(LookupError), run_directory(environ) as run:
         (Path(run) / "plan.json").touch()
-        active = numapin("_complete", "zsh", "verify", "", cwd=None, **environ).out
+        active = forked("_complete", "zsh", "verify", "", cwd=None, **environ).out
         raise LookupError
-    ended = numapin("_complete", "zsh", "verify", "", cwd=None, **environ).out
+    ended = forked("_complete", "zsh", "verify", "", cwd=None, **environ).out
     assert [f"word\t{Path(run).name}\t" in out for out in (active, ended)] == [True, False]
-    found = numapin("_complete", "zsh", "topo", "--plan", "", cwd=None, **environ).out
+    found = forked("_complete", "zsh", "topo", "--plan", "", cwd=None, **environ).out
     assert "word\t@last\tthe newest run\n" in found
     assert f"word\t{Path(run).name}\t" in found
 
@@ -78,10 +78,10 @@ def test_plans_of_runs_are_offered(variable: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_explains_itself(shell: str) -> None:
     """The script begins with where to put it, as the help does."""
-    done = numapin("completion", shell)
+    done = forked("completion", shell)
     assert done.status == 0, done.err
     assert f"numapin completion {shell}" in done.out.partition("\n\n")[0]
-    assert f"numapin completion {shell}" in numapin("completion", "--help").out
+    assert f"numapin completion {shell}" in forked("completion", "--help").out
 
 
 @pytest.mark.parametrize("words", [["run", "--max"], ["trace", "--numa-binding", ""], ["top", ""], [""]])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, environment, numapin
+from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, environment, forked
 from tests.integration.staying import STEPPING_JOB, staying_job
 from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
@@ -46,7 +46,7 @@ for n, _ in enumerate(torch.utils.data.DataLoader(Data(), batch_size=1)):
 
 
 def _top(folder: Path, *options: str) -> Done:
-    return numapin("top", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
+    return forked("top", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
 
 
 class _Terminal:
@@ -155,41 +155,10 @@ class TestOnce:
 class TestTerminal:
     """The live display."""
 
-    def test_it_follows_the_window(self, tmp_path: Path) -> None:
-        """A larger window shows more columns, whatever COLUMNS says; one that reports no size counts as 80 columns."""
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
-            terminal = _Terminal(tmp_path)
-            terminal.read_until(b"whole machine")
-            terminal.resize(24, 160)
-            terminal.read_until(b"  pid")
-            terminal.resize(0, 0)
-            terminal.read_until(b"whole machine", times=2)
-            terminal.process.send_signal(signal.SIGINT)
-            assert terminal.end() == (0, "")
-        os.close(terminal.master)
-
-    def test_job_ends(self, tmp_path: Path) -> None:
-        """When the job ends, top ends too and says why."""
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
-            terminal = _Terminal(tmp_path)
-            terminal.read_until(b"whole machine")
-        assert terminal.end() == (0, "numapin: the job ended\n")
-        os.close(terminal.master)
-
-    def test_terminal_that_goes(self, tmp_path: Path) -> None:
-        """A terminal that is closed is reported as a plain error."""
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
-            terminal = _Terminal(tmp_path)
-            terminal.read_until(b"whole machine")
-            os.close(terminal.master)
-            status, err = terminal.end()
-        assert status == 1
-        assert "the terminal is gone" in err
-        assert "Traceback" not in err
-
-    def test_every_end(self, tmp_path: Path) -> None:
-        """Steps are shown; after Ctrl-C and signals the cursor is shown again, and the settings are as before."""
+    def test_while_the_job_goes_on(self, tmp_path: Path) -> None:
+        """Steps are shown in a window of any size; however `top` ends, the terminal is as before."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=STEPPING_JOB):
+            self._follows_the_window(tmp_path)
             for number, expected in (
                 (signal.SIGINT, (0, "")),
                 (signal.SIGTERM, (143, "numapin: stopped by SIGTERM; the job goes on\n")),
@@ -201,23 +170,49 @@ class TestTerminal:
                 assert terminal.end() == expected
                 assert terminal.is_restored
                 os.close(terminal.master)
+            self._survives_a_stop_and_a_kill(tmp_path)
+            self._loses_its_terminal(tmp_path)
 
-    def test_ctrl_z_and_kill(self, tmp_path: Path) -> None:
+    @staticmethod
+    def _follows_the_window(folder: Path) -> None:
+        """A larger window shows more columns, whatever COLUMNS says; one that reports no size counts as 80 columns."""
+        terminal = _Terminal(folder)
+        terminal.read_until(b"whole machine")
+        terminal.resize(24, 160)
+        terminal.read_until(b"  pid")
+        terminal.resize(0, 0)
+        terminal.read_until(b"whole machine", times=2)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == (0, "")
+        os.close(terminal.master)
+
+    @staticmethod
+    def _survives_a_stop_and_a_kill(folder: Path) -> None:
         """The cursor is visible while the table is live, because nothing could show it after SIGSTOP or SIGKILL."""
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
-            terminal = _Terminal(tmp_path)
-            seen = terminal.read_until(b"whole machine")
-            assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l")
-            terminal.process.send_signal(signal.SIGSTOP)
-            terminal.process.send_signal(signal.SIGCONT)
-            terminal.read_until(b"whole machine")
-            terminal.process.kill()
-            terminal.end()
+        terminal = _Terminal(folder)
+        seen = terminal.read_until(b"whole machine")
+        assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l")
+        terminal.process.send_signal(signal.SIGSTOP)
+        terminal.process.send_signal(signal.SIGCONT)
+        terminal.read_until(b"whole machine")
+        terminal.process.kill()
+        terminal.end()
         assert termios.tcgetattr(terminal.master) == terminal.settings
         os.close(terminal.master)
 
+    @staticmethod
+    def _loses_its_terminal(folder: Path) -> None:
+        """A terminal that is closed is reported as a plain error."""
+        terminal = _Terminal(folder)
+        terminal.read_until(b"whole machine")
+        os.close(terminal.master)
+        status, err = terminal.end()
+        assert status == 1
+        assert "the terminal is gone" in err
+        assert "Traceback" not in err
+
     def test_last_figures_stay(self, tmp_path: Path) -> None:
-        """When the job ends, the last figures of living ranks are left on the screen."""
+        """When the job ends, `top` ends too and says why; the last figures of living ranks are left on the screen."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1, job_script=STEPPING_JOB):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"50%")

@@ -11,7 +11,7 @@ import pytest
 
 from numapin.errors import MachineError
 from tests.integration import seam
-from tests.integration.launching import NUMAPIN, Done, call, numapin, script
+from tests.integration.launching import NUMAPIN, Done, call, forked, numapin, script
 from tests.integration.seam import CpuSet, handover, run_folder
 from tests.integration.staying import JOB, staying_job
 from tests.needs import needs_root, needs_two_cpus
@@ -24,11 +24,11 @@ verify_command = seam.verify
 
 
 def _verify(folder: Path, *options: str) -> Done:
-    return numapin("verify", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
+    return forked("verify", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
 
 
 def _top(folder: Path) -> Done:
-    return numapin("top", "--once", "--json", "--interval", "0.2", NUMAPIN_RUN_DIR=str(folder / "runs"))
+    return forked("top", "--once", "--json", "--interval", "0.2", NUMAPIN_RUN_DIR=str(folder / "runs"))
 
 
 class TestRunningJob:
@@ -69,7 +69,7 @@ class TestRunningJob:
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=narrow):
             squeezed, shown = _verify(tmp_path), _top(tmp_path)
             remedy = squeezed.out.partition("to give the CPUs back now: numapin ")[2].partition("note:")[0].split()
-            bound = numapin(*remedy, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+            bound = forked(*remedy, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
             after = _verify(tmp_path)
         assert (squeezed.status, [row.split()[-2:] for row in squeezed.out.splitlines()[1:3]]) == (
             1,
@@ -157,7 +157,7 @@ class TestEnded:
 
     def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
         """If all ranks have ended by the time they are read, the job has ended; without records it has not begun."""
-        plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json").out)
+        plan = json.loads(forked("plan", "--nproc-per-node", "1", "--json").out)
         record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
         with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
             handover.write_json(folder, handover.PLAN, plan)
@@ -200,12 +200,13 @@ class TestRun:
 
     @pytest.mark.parametrize(("ends", "status"), [("", 0), ("; sys.exit(3)", 3)], ids=["well", "badly"])
     def test_report_on_a_full_disk(self, tmp_path: Path, ends: str, status: int) -> None:
-        """The job runs to its end; the missing report is then an error, status 1."""
+        """The job runs to its end, and the verdict is reported; the missing report is then an error, status 1."""
         done_file = tmp_path / "done"
         code = f"import sys, time; time.sleep(1.5); open({str(done_file)!r}, 'w').close(){ends}"
         options = ("--nproc-per-node", "1", "--quiet", "--verify-after", "0.1", "--report", "/dev/full")
         done = numapin("run", *options, script(tmp_path, code))
         assert (done.status, done_file.exists()) == (1, True), done.err
+        assert "numapin: verified: the plan holds: 1 rank" in done.err
         level = "warning" if status else "error"
         assert f"numapin: {level}: /dev/full cannot be written: No space left on device" in done.err
         assert ("  failed  exit status 3\n" in done.err) == bool(status), done.err

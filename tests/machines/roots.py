@@ -32,6 +32,7 @@ class Machine:
 
     name: str
     facts: str
+    truth: list[list[Any]]
     packages: list[dict[str, Any]]
     nodes: list[dict[str, Any]] = field(default_factory=list)
     no_node_directory: bool = False
@@ -77,6 +78,11 @@ class Machine:
 def load(name: str) -> Machine:
     """Read the facts of one machine."""
     return Machine(name=name, **tomllib.loads((HERE / f"{name}.toml").read_text()))
+
+
+def describe(machine: Machine, kind: str) -> str:
+    """Return the file of hwloc or NCCL (RCCL) that describes the machine, as far as such a file goes."""
+    return (HERE / "described" / f"{machine.name}.{kind}.xml").read_text()
 
 
 def write_root(machine: Machine, root: Path) -> Path:
@@ -313,11 +319,6 @@ def _kernel_node(machine: Machine, path: str, device: dict[str, Any]) -> int | N
     """Return what the kernel writes to numa_node: the host bridge's node, -1 if unknown, None if there is no file."""
     node: int | None = device.get("numa_node", _bridge(machine, path).get("node"))
     return node
-
-
-def kernel_node(machine: Machine, device: dict[str, Any]) -> int | None:
-    """Return the node that the kernel reports for a device on PCI, None if it reports none."""
-    return _kernel_node(machine, device["at"], device) if "at" in device else None
 
 
 def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> CpuSet:

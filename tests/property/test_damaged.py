@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from numapin import Bind, Request, Topology, make_plan
 from numapin.errors import MachineError, MachineFileError, NumapinError
-from tests.machines.described import describe
-from tests.machines.roots import NAMES, load
+from tests.machines.roots import NAMES, describe, load
 from tests.pictures import golden_machine
 from tests.property.seam import Mig, Pcie, build, nccl_nodes, read_hwloc, read_nccl, read_sysfs, xmlfile
 from tests.property.trees import all_files, changed, root_of

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from numapin import Bind, Memory, Request, make_plan
 from numapin.errors import PlanError
-from tests.machines.described import describe
-from tests.machines.roots import NAMES, load, nccl_xml, nvml_readings
+from tests.machines.roots import NAMES, describe, load, nccl_xml, nvml_readings
 from tests.property.seam import PCI_ORDER, build, nccl_nodes, read_hwloc, read_sysfs, xmlfile
 from tests.property.trees import all_files, changed, root_of
 

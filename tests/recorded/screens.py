@@ -21,7 +21,7 @@ from numapin import __version__
 from tests.integration.forking import CommandLine, Forker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 HERE: Final = Path(__file__).parent
 _WIDTH: Final = 80
@@ -96,6 +96,23 @@ def compare(text: str, name: str) -> None:
         lines = recorded.splitlines(), text.splitlines()
         difference = "\n".join(difflib.unified_diff(*lines, f"recorded: {name}", "now", lineterm=""))
         pytest.fail(f"record it, if it is right, with: NUMAPIN_UPDATE_GOLDEN=1\n{difference}", pytrace=False)
+
+
+def compare_answers(file: Path, answer: Callable[[str], str]) -> None:
+    """Answer each line of a file that begins with "$ ", and compare the answers with those recorded below the lines.
+
+    A line that begins with "# " says what the answers below it must show, and stays.
+    """
+    text, num_answers = "", 0
+    for line in file.read_text().splitlines():
+        if line.startswith("$ "):
+            answered = answer(line[2:])
+            text += f"{line}\n{answered}\n" if answered else f"{line}\n"
+            num_answers += 1
+        elif line.startswith("# "):
+            text += f"{line}\n"
+    assert num_answers
+    compare(text, str(file))
 
 
 def _terminal() -> tuple[int, int]:

@@ -21,9 +21,8 @@ from tests.jobs.cases import CASES as JOBS
 from tests.jobs.cases import MACHINES as JOB_MACHINES
 from tests.jobs.cases import REFUSED as REFUSED_JOBS
 from tests.machines.compact import compact
-from tests.machines.described import describe
 from tests.machines.roots import HERE as MACHINES
-from tests.machines.roots import NAMES, load
+from tests.machines.roots import NAMES, describe, load
 from tests.recorded.errors import FILES, WRONG
 from tests.recorded.failures import ENDS, block
 from tests.recorded.made import MADE

@@ -1,7 +1,6 @@
 """Small machines that differ from an ordinary one in a detail, and the effect of the detail on the topology.
 
-Comes in: a `Case`. Goes out: the difference between its topology and that of the machine it is based on, one line a
-fact. This is the only module of these tests that knows how a machine is read.
+This is the only module of these tests that knows how a machine is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The plan with which the tests of verify and top compare observations.
-
-Comes in: nothing. Goes out: the plan of one rank, on node 1 of two, and the policy that it has.
-"""
+"""The plan of one rank, on node 1 of two, with which the tests of verify and top compare observations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Running jobs as data, for the tests of the table and of the metrics.
-
-Comes in: facts on ranks. Goes out: `TopRank` and `Top`.
-"""
+"""Running jobs as data, for the tests of the table and of the metrics."""
 
 from __future__ import annotations
 

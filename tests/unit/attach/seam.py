@@ -14,18 +14,16 @@ from numapin.attach.targets import (
     aim_at_run,
     cpus_of_cpuset,
     examine,
-    in_whole_cpuset,
     other_processes,
     shortfalls_of,
     why_untouchable,
 )
 from numapin.base.cpu_set import CpuSet
 from numapin.launcher import run_folder
-from numapin.observe.find import RunningJob, find_run, gpu_of, gpus_of_ranks, local_rank
+from numapin.observe.find import RunningJob, gpu_of, gpus_of_ranks, local_rank
 from numapin.rank import handover
-from numapin.system import numa_maps, proc
+from numapin.system import proc
 from numapin.system import threads as affinity
 from numapin.system.proc import Gone
 from numapin.system.threads import ThreadId, cpus_of, set_cpus, threads_of
 from numapin.system.tree import Tree
-from numapin.topology.model import NodeKind, NodeSource

@@ -1,18 +1,22 @@
-"""The processes that may be changed: of a run that another user may have prepared, and with the CPUs of a cpuset."""
+"""The processes that may be changed: of another user's run, with the CPUs of a cpuset; and the GPU of each."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from numapin import Bind, Plan
 from numapin.errors import MachineError, UsageError
-from tests.needs import needs_root, needs_two_cpus
+from tests.machines.grids import grid
+from tests.needs import needs_root
+from tests.recorded.screens import compare_answers
 from tests.unit.attach.seam import (
     AttachOptions,
     CpuSet,
@@ -22,9 +26,10 @@ from tests.unit.attach.seam import (
     aim_at_run,
     cpus_of_cpuset,
     examine,
-    find_run,
+    gpu_of,
+    gpus_of_ranks,
     handover,
-    in_whole_cpuset,
+    local_rank,
     other_processes,
     proc,
     run_folder,
@@ -32,12 +37,11 @@ from tests.unit.attach.seam import (
     targets,
     why_untouchable,
 )
-from tests.unit.attach.test_gpus import machine
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
 
 NOBODY = 65534
 ALL = CpuSet(os.sched_getaffinity(0))
@@ -71,14 +75,6 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
         with pytest.raises(MachineError, match=r"the folder of run-.* belongs to another user \(uid 65534\)") as caught:
             aim_at_run(path, {})
         assert caught.value.hint == "run this as that user"
-
-
-def test_the_own_folder(tmp_path: Path) -> None:
-    """The ranks of this user's own run are taken, with the plan of the run."""
-    with _run(tmp_path, os.geteuid()) as path:
-        (target,) = aim_at_run(path, {}).targets
-        assert find_run(path, {}).owner == os.geteuid()
-    assert (target.subject.pid, target.plan) == (PARENT, PLANNED)
 
 
 def _job(bound: frozenset[int] = frozenset()) -> RunningJob:
@@ -120,7 +116,7 @@ def test_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """--gpu names one GPU for all processes, or one for each."""
-    monkeypatch.setattr(targets, "discover", lambda **_: machine(2))
+    monkeypatch.setattr(targets, "discover", lambda **_: grid(gpus=[0, 1]))
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         with pytest.raises(UsageError, match=r"^--gpu names 2 GPUs for 1 process\n") as caught:
             aim_at_processes([process.pid], AttachOptions(gpus=("0", "1")), {})
@@ -131,7 +127,7 @@ def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_gpus", [0, 2])
 def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint names --gpu only where there are GPUs, and how ranks are to be started; a rank needs no GPU then."""
-    monkeypatch.setattr(targets, "discover", lambda **_: machine(num_gpus))
+    monkeypatch.setattr(targets, "discover", lambda **_: grid(gpus=range(num_gpus)))
     echo = "echo there; exec sleep 600"
     with subprocess.Popen(["sh", "-c", echo], env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -168,18 +164,6 @@ def test_users(monkeypatch: pytest.MonkeyPatch, *, uid: int | None, own: int, pr
     assert why_untouchable(uid) == problem
 
 
-@needs_two_cpus
-def test_whole_cpuset() -> None:
-    """The thread has all CPUs of its cpuset inside the block and its own again after it."""
-    os.sched_setaffinity(0, {min(ALL)})
-    try:
-        with in_whole_cpuset():
-            assert os.sched_getaffinity(0) >= ALL
-        assert os.sched_getaffinity(0) == {min(ALL)}
-    finally:
-        os.sched_setaffinity(0, ALL)
-
-
 @pytest.mark.parametrize(
     ("mounts", "cgroup", "file", "place"),
     [(*V1, "job/step"), (*V1, "job"), (*V2, "job/step"), (*V2, "job"), (*BLANK, "of a pod/step"), (*BLANK, "of a pod")],
@@ -205,3 +189,49 @@ def test_missing_cpus() -> None:
     (told,) = shortfalls_of(pid, CpuSet())
     assert told.startswith(f"the plan leaves out CPUs {cpus_of_cpuset(pid)}: ")
     assert shortfalls_of(pid, cpus_of_cpuset(pid)) == ()
+
+
+# --- the GPU of a process, from its environment and from the driver --------------------------------------------------
+
+
+MACHINE = grid(gpus=[0, 0, 1, 1])
+
+
+def _answer(line: str) -> str:
+    """Return the GPU of a process with these variables that computes on these GPUs, and the source."""
+    words = dict(word.split("=", 1) for word in shlex.split(line))
+    computing = [MACHINE.gpus[int(index)].uuid or "" for index in words.pop("computing", "").split(",") if index]
+    machine = grid() if words.pop("host", "") else MACHINE
+    gpu, source = gpu_of(machine, words, computing)
+    return f"{gpu and gpu.label}: {source}"
+
+
+def test_the_gpu_of_a_process() -> None:
+    """The driver's word comes first, then LOCAL_RANK among the visible GPUs, then the only visible one."""
+    compare_answers(Path(__file__).with_name("gpus.txt"), _answer)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 ", "99999", "\x1b[31m"])
+def test_rank_that_no_launcher_writes(text: str) -> None:
+    """A LOCAL_RANK that is not a rank's number counts as none."""
+    assert local_rank({"LOCAL_RANK": text}) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "given", "num_ranks", "expected"),
+    [
+        ([0, 1], {}, 2, (0, 1)),
+        ([0, 1], {1: 0}, 2, (1, 0)),
+        ([0, 1], {0: 1, 1: 1}, 2, (1, 1)),
+        ([0, 1], {1: 0}, 4, (1, 0, 0, 1)),
+        ([0, 1], {0: 0}, 4, (0, 1, 0, 1)),
+        ([2, 3], {1: 0}, 2, (2, 0)),
+        ([0], {1: 0}, 2, (None, 0)),
+        ([], {1: 0}, 2, (None, 0)),
+    ],
+)
+def test_the_gpus_of_other_ranks(
+    visible: list[int], given: dict[int, int], num_ranks: int, expected: tuple[int | None, ...]
+) -> None:
+    """Ranks that are not bound are taken to use the GPUs of their turns, but not one that another rank was given."""
+    assert gpus_of_ranks(visible, given, num_ranks) == expected

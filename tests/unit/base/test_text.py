@@ -1,18 +1,35 @@
-"""Text for people: counts, lists, sizes, suggestions, characters that an encoding lacks, and lines on stderr."""
+"""Text for people: counts, lists, sizes, suggestions, characters that an encoding lacks; errors; hidden secrets."""
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import shlex
+import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.base.seam import counted, did_you_mean, formats, listed, not_none, say, without_none
+from numapin import Bind, Memory, Plan, errors
+from tests.recorded.screens import compare, compare_answers
+from tests.unit.base.seam import (
+    counted,
+    did_you_mean,
+    formats,
+    handover,
+    is_secret,
+    listed,
+    not_none,
+    say,
+    without_none,
+    without_secrets,
+)
 
-MIB = 1 << 20
 formats.register_stand_ins()
 
 
@@ -28,35 +45,25 @@ formats.register_stand_ins()
         (did_you_mean("--tr", ["--train", "--trace", "--x"]), "; did you mean --train or --trace?"),
         (did_you_mean("--", ["--train", "--trace", "--x"]), ""),
         (did_you_mean("--t", [f"--t{n}" for n in range(9)]), "; did you mean --t8?"),
-        (formats.render_size(0), "0 B"),
-        (formats.render_size(1023), "1023 B"),
-        (formats.render_size(1024), "1.0 KiB"),
-        (formats.render_size(64 * MIB), "64.0 MiB"),
-        (formats.render_size(3 << 40), "3.0 TiB"),
-        (formats.render_size(1 << 55), "32768.0 TiB"),
     ],
 )
 def test_words(shown: str, text: str) -> None:
-    """One is singular; ids are Linux's lists; a beginning suggests few words; a size has the largest unit up to TiB."""
+    """One is singular; ids are Linux's lists; a beginning suggests few words."""
     assert shown == text
 
 
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [("1", 1), ("38.5M", 40370176), ("2g", 2 << 30), ("1.5KiB", 1536), (" 7 MB ", 7 * MIB), ("3T", 3 << 40), ("9B", 9)],
-)
-def test_sizes(text: str, num_bytes: int) -> None:
-    """Units are powers of 1024, in any case, with or without B."""
-    assert formats.parse_size(text) == num_bytes
+def _size(line: str) -> str:
+    """Return the bytes of a size, and how as many are shown."""
+    try:
+        num_bytes = formats.parse_size(line)
+    except ValueError as error:
+        return f"error: {error}"
+    return f"{num_bytes}, shown as {formats.render_size(num_bytes)}"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "0.5", "-1M", "M", "1X", "1e9", "1,5M", "٣M", "9" * 40, "nan", "1 2M", "38.5", "38.5B"]
-)
-def test_bad_sizes(text: str) -> None:
-    """Text that is not a size of at least one byte, or a part of a byte, is refused with an example."""
-    with pytest.raises(ValueError, match=r"is not a size such as 38.5M"):
-        formats.parse_size(text)
+def test_sizes() -> None:
+    """Units are powers of 1024, in any case, with or without B; other text, and a part of a byte, is refused."""
+    compare_answers(Path(__file__).with_name("sizes.txt"), _size)
 
 
 def test_only_none_is_left_out_and_the_order_stays() -> None:
@@ -108,3 +115,108 @@ def test_a_stderr_that_cannot_be_written_is_ignored(monkeypatch: pytest.MonkeyPa
         say("lost")
         with Path(os.devnull).open("wb") as null:
             os.dup2(null.fileno(), file.fileno())  # for what the buffer still has
+
+
+# --- the error tree: exit statuses, text, pickling -------------------------------------------------------------------
+
+
+EXIT_CODES = {
+    errors.NumapinError: 1,
+    errors.UsageError: 2,
+    errors.LoaderStateError: 2,
+    errors.MachineError: 3,
+    errors.MachineFileError: 3,
+    errors.LibraryError: 3,
+    errors.LibnumaError: 3,
+    errors.PlanError: 4,
+    errors.BindingRefused: 5,
+    errors.RankError: 1,
+    errors.Stopped: 1,  # each instance has its signal's
+}
+
+
+def test_every_error_has_its_exit_status() -> None:
+    """The table above is the contract, and it lists every error class."""
+    classes = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert {kind: getattr(kind, "exit_code", None) for kind in classes} == EXIT_CODES
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EXIT_CODES if kind is not errors.Stopped])
+def test_errors_pickle_with_message_and_hint(kind: type[errors.NumapinError]) -> None:
+    """A rank's error reaches the launcher with all its attributes."""
+    copy = pickle.loads(pickle.dumps(kind("GPU 9 is not there", "numapin topo")))  # noqa: S301 - our own bytes
+    assert type(copy) is kind
+    assert (copy.message, copy.hint) == ("GPU 9 is not there", "numapin topo")
+    assert str(copy) == "GPU 9 is not there\n  hint: numapin topo"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_stopped_pickles_with_its_signal(number: signal.Signals) -> None:
+    """Its exit status is what a shell shows for the signal."""
+    copy = pickle.loads(pickle.dumps(errors.Stopped(number)))  # noqa: S301 - our own bytes
+    assert (copy.number, copy.exit_code, copy.hint) == (number, 128 + number, "")
+    assert copy.message == f"stopped by {number.name}; all ranks have ended"
+
+
+def test_without_a_hint_the_text_is_the_message() -> None:
+    """There is no empty hint line."""
+    assert str(errors.PlanError("no CPU is left")) == "no CPU is left"
+
+
+# --- command lines without secrets: the lines of redacted.txt, and how they are shown --------------------------------
+
+
+RECORDED: Final = Path(__file__).with_name("redacted.txt")
+S: Final = "Tr0ub4dor-and_3"
+"""The secret of the lines."""
+
+
+def test_lines_are_shown_as_recorded() -> None:
+    """Secrets are hidden by the names of their options and variables; counts, names, paths and flags do not change."""
+    lines = RECORDED.read_text().splitlines()[::2]
+    assert len(lines) > 80
+    shown = [without_secrets(shlex.split(line)) for line in lines]
+    compare(
+        "".join(f"{line}\n  {shlex.join(words)}\n" for line, words in zip(lines, shown, strict=True)), str(RECORDED)
+    )
+    for line, words in zip(lines, shown, strict=True):
+        own = shlex.split(line)
+        assert len(words) == len(own)
+        assert S not in " ".join(words)
+        assert all(word == same for word, same in zip(own, words, strict=True) if S not in word)
+        assert ("***" in " ".join(words)) == (S in line)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "hf_" + "aB3" * 11,
+        "ghp_" + "aB3" * 12,
+        "sk-proj-" + "aB3" * 12,
+        "AKIA" + "ABCD" * 4,
+        "xoxb-" + "1234567890-abc",
+        "glpat-" + "aB3-" * 5,
+        "eyJhbGciOiJI.eyJzdWIiOiIx.abc-def",
+    ],
+)
+@pytest.mark.parametrize("form", ["{}", "--model={}", "--note 'x {} y'"])
+def test_tokens_are_known_by_their_form(token: str, form: str) -> None:
+    """Tokens of a known form are hidden, whatever option has them."""
+    hidden = " ".join(without_secrets(shlex.split(form.format(token))))
+    assert token not in hidden
+    assert "***" in hidden
+
+
+def test_long_words_take_no_time() -> None:
+    """The longest argument that Linux allows, 128 KiB, takes linear time, not quadratic."""
+    for word in ("a" * 128_000, "a=" * 64_000, "a:" * 64_000, "://" * 40_000, "-a " * 40_000, '"a":' * 32_000):
+        assert len(without_secrets([word])) == 1
+    assert not is_secret("-" * 100_000)
+
+
+def test_the_run_folder_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """command.json, which `verify` and `top` show, has the command line without secrets."""
+    monkeypatch.setattr(sys, "argv", ["numapin", "run", "train.py", "--wandb-key", S, f"--token={S}", "--lr", "1"])
+    handover.hand_over(Plan(bind=Bind.NODE, memory=Memory.NONE, ranks=()), str(tmp_path), {})
+    recorded = json.loads((tmp_path / "command.json").read_text())["argv"]
+    assert recorded == ["numapin", "run", "train.py", "--wandb-key", "***", "--token=***", "--lr", "1"]

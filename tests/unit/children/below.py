@@ -1,7 +1,6 @@
 """Python programs as they run below `numapin exec --children`, without the command.
 
-Comes in: a program's text, and its environment. Goes out: what it printed, and the records that it left. There are two
-GPUs, each with one CPU, and torch is a stand-in.
+There are two GPUs, each with one CPU, and torch is a stand-in.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.recorded.screens import compare
+from tests.recorded.screens import compare_answers
 from tests.unit.cli.seam import Candidates, _bash_lines, _lines, complete, numapin, split_line
 
 RECORDED: Final = Path(__file__).with_name("completions.txt")
@@ -19,13 +19,12 @@ def test_candidates_are_the_recorded_ones() -> None:
     A recorded line begins with "$ " and ends with a mark for the cursor; its candidates are below, as zsh gets them,
     without descriptions. NUMAPIN_UPDATE_GOLDEN=1 writes them anew.
     """
-    lines = [line[2:].removesuffix("|") for line in RECORDED.read_text().splitlines() if line.startswith("$ ")]
-    assert len(lines) > 30
-    text = ""
-    for line in lines:
-        found = _lines(complete(numapin, line.split(" ")[1:]))
-        text += f"$ {line}|\n" + "".join(f"{' '.join(each.split(chr(9))[:2])}\n" for each in found)
-    compare(text, str(RECORDED))
+
+    def answer(line: str) -> str:
+        found = _lines(complete(numapin, line.removesuffix("|").split(" ")[1:]))
+        return "\n".join(" ".join(each.split("\t")[:2]) for each in found)
+
+    compare_answers(RECORDED, answer)
 
 
 def test_descriptions_are_short() -> None:

@@ -1,18 +1,25 @@
-"""A signal ends a measuring block early; later ones wait until the report is written."""
+"""A signal ends a measuring block early; later ones wait for the report; the line of progress."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
+import struct
+import sys
+import termios
 from typing import TYPE_CHECKING
 
 import pytest
 
 from numapin.errors import Stopped
-from tests.unit.cli.seam import EarlyEnd
+from tests.unit.cli.seam import EarlyEnd, left_in_words, show_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,8 +62,8 @@ def test_later_signals_do_not_disturb_the_report() -> None:
         end.leave("")
 
 
-def test_a_block_that_hurries_is_interrupted_again() -> None:
-    """A second signal ends its clean-up, too; those after the block are ignored."""
+def test_a_block_that_hurries_is_interrupted_once_more() -> None:
+    """A second signal ends its clean-up, too; those after it do not, and those after the block are ignored."""
     ended = []
     with EarlyEnd(hurries=True) as end:
         try:
@@ -66,27 +73,11 @@ def test_a_block_that_hurries_is_interrupted_again() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 ended.append("in time")
             finally:
-                ended.append("at once")
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert ended == ["at once"]
-    with pytest.raises(Stopped, match="SIGINT"):
-        end.leave("")
-
-
-def test_a_block_hurries_once() -> None:
-    """Signals after the second one do not interrupt the clean-up that it hurried."""
-    ended = []
-    with EarlyEnd(hurries=True) as end:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        finally:
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-            finally:
                 os.kill(os.getpid(), signal.SIGTERM)
                 ended.append("job killed")
+    os.kill(os.getpid(), signal.SIGTERM)
     assert ended == ["job killed"]
-    with pytest.raises(Stopped, match="SIGTERM"):
+    with pytest.raises(Stopped, match="SIGINT"):
         end.leave("")
 
 
@@ -128,3 +119,37 @@ def test_code_that_catches_all_errors_does_not_catch_the_signal() -> None:
     assert (end.came, passed) == (True, False)
     with pytest.raises(Stopped):
         end.leave("")
+
+
+# --- the line of a terminal that shows progress: as wide as the terminal, with the time that is left -----------------
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(20, 19), (200, 100), (0, 100)])
+def test_the_line_fits_the_terminal(columns: int, shown: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut before the last column; a terminal of unknown width gets the whole line."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        show_status("x" * 100)
+        terminal.flush()
+        assert os.read(master, 1000) == b"\r\033[K" + b"x" * shown
+    os.close(master)
+
+
+def test_a_file_gets_no_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only a terminal shows it."""
+    path = tmp_path / "log"
+    with path.open("w") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
+        show_status("x")
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("done", "planned", "elapsed_s", "words"),
+    [(0, 10, 5.0, ""), (2, 10, 20.0, "about 80 s left"), (1, 721, 5.0, "about 1 h 00 min left")],
+)
+def test_time_left(done: int, planned: int, elapsed_s: float, words: str) -> None:
+    """It is unknown before the first run has ended; then the runs to come take as long as those before, on average."""
+    assert left_in_words(done, planned, elapsed_s) == words

@@ -1,16 +1,23 @@
-"""Hints of errors: each can be followed where it is shown."""
+"""Hints of errors: each can be followed where it is shown; the notes of `numapin trace --read`."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from numapin.errors import PlanError, UsageError
+from tests.trace.made import loop, record
 from tests.unit.cli import seam
 from tests.unit.cli.seam import numapin as commands
+from tests.unit.cli.seam import read_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _error(*words: str) -> UsageError:
@@ -49,3 +56,37 @@ def test_too_few_cores_for_ranks_that_run_already() -> None:
             commands.main(["attach", "--bind", "exclusive", "--pid", str(rank.pid)], standalone_mode=False)
         rank.communicate()
     assert caught.value.hint == "reserve fewer CPUs (--reserve-cpus), or share them: --bind node"
+
+
+# --- what `numapin trace --read` reports about ranks without a trace -------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_ranks", "said"), [(4, "3 of 4 ranks took no batch and made no step"), (1, "")])
+def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> None:
+    """Ranks that left no record are counted in a note: the hook records a rank at its first batch or step."""
+    (tmp_path / "rank-0.trace.json").write_text(json.dumps(loop(compute=100).content()))
+    (tmp_path / "rank-0.json").write_text(record(0, num_local_ranks=num_ranks, trace="rank-0.trace.json"))
+    notes = [note for note in read_report((tmp_path,)).notes if "took no batch" in note]
+    assert notes == ([f"{tmp_path}: {said}"] if said else [])
+
+
+def test_records_of_ranks(tmp_path: Path) -> None:
+    """A record that cannot be read, and why a rank was not traced, are notes."""
+    (tmp_path / "rank-0.trace.json").write_text(json.dumps(loop(compute=100).content()))
+    (tmp_path / "rank-0.json").write_text(record(0, reason="it forked", trace="rank-0.trace.json", num_traced=4))
+    (tmp_path / "rank-1.json").mkdir()
+    (tmp_path / "rank-2.json").write_text("{}")
+    notes = [note for note in read_report((tmp_path,)).notes if note.startswith("rank ")]
+    assert notes[0] == "rank 0: it forked, 4 steps traced"
+    assert "rank-1.json: " in notes[1]
+    assert notes[2].startswith("rank 2: rank-2.json: schema: expected 'numapin.steps/1'")
+
+
+def test_an_empty_folder_beside_a_trace(tmp_path: Path) -> None:
+    """Each path that the user names must have a trace: a figure for fewer than were named would mislead."""
+    empty, file = tmp_path / "empty", tmp_path / "ok.json"
+    empty.mkdir()
+    file.write_text(json.dumps(loop(compute=100).content()))
+    assert read_report((file,)).notes == read_report((file, file)).notes
+    with pytest.raises(UsageError, match="empty"):
+        read_report((file, empty))

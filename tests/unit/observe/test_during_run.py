@@ -1,4 +1,4 @@
-"""Verification of an active run: what is reported when, and that it never ends the run."""
+"""Verification of an active run: what is reported when, and that it never ends the run; its loaders."""
 
 from __future__ import annotations
 
@@ -8,18 +8,28 @@ import subprocess
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.errors import NumapinError
-from tests.unit.observe.seam import during_run, handover, observe, read, run_folder
+from numapin.errors import BindingRefused, NumapinError
+from tests.unit.observe.seam import (
+    SCHEMA,
+    during_run,
+    handover,
+    observe,
+    read,
+    read_loaders,
+    reporting_loaders,
+    run_folder,
+)
 from tests.unit.observe.test_find_job import _plan, _record
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from tests.unit.observe.seam import Observed, VerifyReport
 
@@ -65,18 +75,6 @@ def _fail() -> None:
 
 def _wait(told: Told) -> None:
     assert wait_until(lambda: told.reports or told.warnings, limit_s=20), "no look was told"
-
-
-def test_one_look_is_told_once(tmp_path: Path) -> None:
-    """The first look is reported at once, written to the file, and not reported again at the end."""
-    told, path = Told(), tmp_path / "report.json"
-    path.write_text('{"holds": false}')
-    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=path)):
-        _record(folder, 0, pid)
-        _wait(told)
-    ((report, age_s),) = told.reports
-    assert (report.holds, age_s, told.warnings) == (True, 0, [])
-    assert json.loads(path.read_text()) == json.loads(json.dumps(report.to_json()))
 
 
 def test_last_look_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,14 +207,85 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(path.read_text())["holds"] is False
 
 
-def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
-    """After a successful run, an unwritable report is an error; the verdict is reported all the same."""
-    told = Told()
-    with (
-        _run(tmp_path) as (folder, pid),
-        pytest.raises(NumapinError, match="cannot be written: Is a directory") as caught,
-    ):
-        _watch(folder, pid, told.what(report=tmp_path), until=lambda: _wait(told))
-    assert (caught.value.exit_code, "--report" in caught.value.hint) == (1, True)
-    assert [report.holds for report, _ in told.reports] == [True]
-    assert told.warnings == []
+# --- the report on a job's loaders: which records are read, when it is given, and what --strict makes of it ----------
+
+
+def write_start(folder: Path, rank: int, restart: int = 0) -> None:
+    """Write what a rank records at its start."""
+    handover.write_json(str(folder), f"observed-{rank}-{restart}.json", {"rank": rank})
+
+
+def write_usage(folder: Path, rank: int, *, num_others: int = 0) -> None:
+    """Write what a rank with a loader on the path, and others, records."""
+    other = {"number": num_others, "reason": "num_workers=0 (train.py:12)"}
+    content = {"rank": rank, "restart": 0, "is_complete": True, "num_loaders": 1, "num_batches": 2, "outside": []}
+    record = {"schema": SCHEMA, **content, "others": [other] if num_others else []}
+    handover.write_json(str(folder), f"loaders-{rank}-0-77.json", record)
+
+
+def report(folder: Path, error: BaseException | None = None, *, strict: bool = False) -> list[str]:
+    """Return what is told about a run that ends with this error."""
+    told: list[str] = []
+    try:
+        with reporting_loaders(str(folder), strict=strict, report=told.append):
+            if error is not None:
+                raise error  # noqa: TRY301 - the run's
+    except BaseException as raised:
+        if raised is not error:
+            raise
+    return told
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    """Ranks may have left no records in it, so --strict is not content; as root, another user runs this."""
+    with TemporaryDirectory() as folder:
+        write_start(Path(folder), 0)
+        write_usage(Path(folder), 0)
+        Path(folder).chmod(0o500)
+        child = os.fork()
+        if not child:
+            try:
+                _exit_as_read(folder)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        Path(folder).chmod(0o700)
+
+
+def _exit_as_read(folder: str) -> None:
+    """End this process with 0 if the folder is found not to be writable, by a user who is not root."""
+    if not os.geteuid():
+        os.chown(folder, 65534, 65534)
+        os.setuid(65534)
+    usage = read_loaders(folder)
+    is_found = usage.line().endswith(f"records are missing: {folder} cannot be written")
+    os._exit(0 if is_found and not usage.all_took_it else 1)
+
+
+def test_a_failed_run(tmp_path: Path) -> None:
+    """The line comes if there is a record, e.g. not after Ctrl-C during imports; the error stays the run's own."""
+    write_start(tmp_path, 0)
+    assert report(tmp_path, KeyboardInterrupt(), strict=True) == []
+    write_usage(tmp_path, 0)
+    assert report(tmp_path, KeyboardInterrupt(), strict=True) == ["1 loader, 2 batches by numapin"]
+
+
+def test_without_a_rank(tmp_path: Path) -> None:
+    """Nothing is reported of a run in which no rank started."""
+    assert report(tmp_path, strict=True) == []
+
+
+def test_records_that_cannot_be_read(tmp_path: Path) -> None:
+    """A record that a rank did not write, and a folder that is gone, are named instead of raising."""
+    write_start(tmp_path, 0)
+    (tmp_path / "loaders-0-0-1.json").write_text('{"schema": "other/1"}')
+    (tmp_path / "observed-1-0.json").write_text("[")
+    (line,) = report(tmp_path)
+    assert "no process recorded a DataLoader; loaders-0-0-1.json cannot be read: " in line
+    write_usage(tmp_path, 0)
+    with pytest.raises(BindingRefused, match="cannot be read"):  # what is unknown is not as asked for
+        report(tmp_path, strict=True)
+    (line,) = report(tmp_path / "gone")
+    assert line == f"which loaders used numapin's data path is unknown: {tmp_path / 'gone'}: No such file or directory"
+    with pytest.raises(BindingRefused, match=f"--strict: {line}"):
+        report(tmp_path / "gone", strict=True)

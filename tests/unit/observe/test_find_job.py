@@ -9,14 +9,15 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin import Request, Topology, discover, make_plan
+from numapin import Topology, discover
 from numapin.errors import MachineError, UsageError
+from tests.machines.grids import grid
+from tests.recorded.screens import compare_answers
 from tests.unit.observe import seam
 from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, observe, run_folder, start_time
 
@@ -232,29 +233,6 @@ def _processes(*environs: dict[str, str], launcher: dict[str, str] = ALONE) -> I
             process.communicate("")
 
 
-@pytest.mark.parametrize(
-    ("environs", "given", "expected", "num_ranks"),
-    [
-        (({"LOCAL_RANK": "1"}, {"NAME": "monitor"}, {"LOCAL_RANK": "0"}), (0,), {0: 3, 1: 1}, 2),
-        (({"LOCAL_RANK": "1"}, {"LOCAL_RANK": "0"}), (1, 2, 1), {0: 2, 1: 1}, 2),
-        (({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"},), (1,), {2: 1}, 4),
-        # without LOCAL_RANK, or with the same in all (--virtual-local-rank), in the order that was given
-        *(((rank, rank), (2, 1), {0: 2, 1: 1}, 2) for rank in ({}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "x"})),
-        *(((rank, rank), (2, 1), {0: 2, 1: 1}, 2) for rank in ({"LOCAL_RANK": "9" * 11}, {"LOCAL_RANK": "٣"})),
-        # as srun gives each rank one GPU, which need not exist
-        (tuple({"LOCAL_RANK": n, "CUDA_VISIBLE_DEVICES": n} for n in "01"), (0,), {0: 1, 1: 2}, 2),
-    ],
-)
-def test_ranks_at_and_below_processes(
-    environs: tuple[dict[str, str], ...], given: tuple[int, ...], expected: dict[int, int], num_ranks: int
-) -> None:
-    """A launcher stands for its children with LOCAL_RANK; `given` and `expected` number the launcher 0, then these."""
-    with _processes(*environs) as pids:
-        job = find_job.job_of_processes([pids[number] for number in given])
-    assert job.pids == {rank: pids[number] for rank, number in expected.items()}
-    assert (len(job.plan.ranks), job.applied) == (num_ranks, {})
-
-
 def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without NUMAPIN_RUN_DIR belongs to no run, even if our current directory is a run's folder."""
     with _run(environ) as folder, _processes({"LOCAL_RANK": "0"}) as (_, rank):
@@ -320,101 +298,60 @@ def test_ranks_of_several_jobs(environ: dict[str, str]) -> None:
             assert find_job.job_of_processes([other]).pids == {0: other}
 
 
-def test_odd_trees_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are found below a long chain of processes, and if parents form a circle because ids were used again."""
-    with _processes({"LOCAL_RANK": "0"}) as (launcher, rank):
-        chain = [launcher, *range(4194305, 4194305 + 1100)]  # ids above the largest, which no process has
-        children = {parent: [child] for parent, child in pairwise(chain)}
-        children[chain[-1]] = [launcher, rank]
-        monkeypatch.setattr(seam.proc, "children_of", lambda *_: children)
-        assert find_job.job_of_processes([launcher]).pids == {0: rank}
-
-
 def _dgx() -> Topology:
     """Return a machine with eight GPUs whose driver has answered, so that they have UUIDs."""
     topology = discover(machine="example:dgx-h100")
     return replace(topology, gpus=tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in topology.gpus))
 
 
-@pytest.mark.parametrize(
-    ("environs", "rank_gpus"),
-    [(({}, {}), None), (({"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "2"}), (5, 2))],
-    ids=["all see all GPUs", "each sees one GPU"],
-)
-def test_the_plan_on_a_machine_with_gpus(
-    environs: tuple[dict[str, str], ...], rank_gpus: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks of torchrun get the plan of `numapin plan`; those of srun, which see other GPUs, a plan for these."""
-    monkeypatch.setattr(find_job, "discover", lambda **_: _dgx())
-    ranks = [{"LOCAL_RANK": str(rank), **environ} for rank, environ in enumerate(environs)]
-    with _processes(*ranks, launcher={}) as (launcher, *_):
-        plan = find_job.job_of_processes([launcher]).plan
-    assert plan == make_plan(_dgx(), Request(num_ranks=2, rank_gpus=rank_gpus))
+def _answer(line: str) -> str:
+    """Return the ranks of made processes, the GPU of each in the plan, and in whose environment the machine was read.
 
-
-@pytest.mark.parametrize("has_rank", [True, False])
-def test_a_launcher_that_sees_one_gpu(*, has_rank: bool) -> None:
-    """A process that sees one GPU stands for its rank, if it has started none with a LOCAL_RANK."""
-    seen = {"CUDA_VISIBLE_DEVICES": "2"}
-    ranks = [{"LOCAL_RANK": str(rank)} if has_rank else {} for rank in range(2)]
-    with _processes(*ranks, launcher=seen) as (launcher, *children):
-        found = seam.targets_below([launcher], _dgx(), seam.proc.children_of())
-    indices = [each.known.gpu and each.known.gpu.index for each in found]
-    assert ([each.pid for each in found], indices) == ((children, [2, 2]) if has_rank else ([launcher], [2]))
-
-
-def test_processes_that_are_below_each_other() -> None:
-    """One of the given ones that is below another belongs to it, unless it is another rank; a circle loses none."""
-    topology = _dgx()
-    with _processes({"LOCAL_RANK": "0"}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}) as (_, first, same, other):
-        for children, expected in (
-            ({first: [same, other]}, [first, other]),
-            ({first: [same], same: [first]}, [first, same]),
-        ):
-            found = seam.targets_below([first, same, *expected[1:]], topology, children)
-            assert [each.pid for each in found] == expected
-
-
-ONE_GPU_EACH = {100: (1, {}), **{200 + n: (100, {"CUDA_VISIBLE_DEVICES": str(n + 2)}) for n in range(2)}}
-TWO_RANKS = {100: (1, {}), **{200 + n: (100, {"LOCAL_RANK": str(n), "LOCAL_WORLD_SIZE": "2"}) for n in range(2)}}
-CHILD = {300: (200, TWO_RANKS[200][1])}
-
-
-@pytest.mark.parametrize(
-    ("processes", "computing", "expected"),
-    [
-        (TWO_RANKS, {100: [3]}, {0: (200, 0), 1: (201, 1)}),
-        (TWO_RANKS | CHILD, {200: [0], 201: [1], 300: [5]}, {0: (200, 0), 1: (201, 1)}),
-        (TWO_RANKS, {200: [1], 201: [0]}, {0: (200, 1), 1: (201, 0)}),
-        (ONE_GPU_EACH, {}, {0: (200, 2), 1: (201, 3)}),
-    ],
-    ids=["its launcher computes", "a child is on another GPU", "ranks chose their GPUs", "no driver, one GPU each"],
-)
-def test_ranks_and_their_gpus(
-    processes: dict[int, tuple[int, dict[str, str]]],
-    computing: dict[int, list[int]],
-    expected: dict[int, tuple[int, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each rank, and its GPU in the plan: of made processes (pid -> parent, environment), and where they compute."""
-    topology, environs = discover(machine="example:dgx-h100") if not computing else _dgx(), []
+    A line has PID<PARENT with the variables of each process and `gpu=` with what the driver sees it compute on, then
+    the options: the processes that are named, and `--host` for a host without GPUs.
+    """
+    text, _, options = line.partition(" --pid ")
+    given, *hosts = options.split(" --host ")
+    environs: dict[int, dict[str, str]] = {}
     children: dict[int, list[int]] = {}
-    for pid, (parent, _) in processes.items():
-        children.setdefault(parent, []).append(pid)
+    driver: dict[int, tuple[str, ...]] = {}
+    for each in text.split("; "):
+        place, *words = each.split()
+        pid, *parents = map(int, place.split("<"))
+        environs[pid] = dict(word.split("=", 1) for word in words) | {"PID": str(pid)}
+        computing = environs[pid].pop("gpu", "")
+        driver |= {pid: tuple(f"GPU-{index}" for index in computing.split(","))} if computing else {}
+        for parent in parents:
+            children.setdefault(parent, []).append(pid)
+    read_in = []
 
     def machine(*, environ: dict[str, str]) -> Topology:
-        environs.append(environ)
-        return topology
+        read_in.append(environ["PID"])
+        return grid() if hosts else _dgx()
 
-    monkeypatch.setattr(find_job, "discover", machine)
-    monkeypatch.setattr(find_job, "require_program", lambda _: None)
-    monkeypatch.setattr(seam.proc, "children_of", lambda *_: children)
-    monkeypatch.setattr(seam.proc, "environment_of", lambda pid: processes[pid][1] | {"PID": str(pid)})
-    monkeypatch.setattr(seam.proc, "pid_namespace", lambda: 0xEFFFFFFC)
-    driver = {pid: tuple(f"GPU-{index}" for index in gpus) for pid, gpus in computing.items()}
-    monkeypatch.setattr("numapin.observe.find.read_processes", lambda: driver)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(find_job, "discover", machine)
+        patch.setattr(find_job, "require_program", lambda _: None)
+        patch.setattr(find_job, "read_processes", lambda: driver)
+        patch.setattr(seam.proc, "children_of", lambda *_: children)
+        patch.setattr(seam.proc, "environment_of", environs.get)
+        patch.setattr(seam.proc, "pid_namespace", lambda: 0xEFFFFFFC)
+        try:
+            job = find_job.job_of_processes([int(pid) for pid in given.split(",")])
+        except UsageError as error:
+            return "error: " + f"{error.message} ({error.hint})".replace("\n", "\n  ")
+    assert job.applied == {}
+    ranks = {rank.local_rank: rank for rank in job.plan.ranks}
+    found = "; ".join(f"rank {number} is {pid} on {ranks[number].gpu}" for number, pid in sorted(job.pids.items()))
+    return f"{found}; of {len(ranks)}; the machine of {', '.join(read_in)}"
 
-    job = find_job.job_of_processes([100] if processes is not ONE_GPU_EACH else [200, 201])
-    gpus = {rank.local_rank: rank.gpu and rank.gpu.index for rank in job.plan.ranks}
-    assert {number: (pid, gpus[number]) for number, pid in job.pids.items()} == expected
-    assert environs[0]["PID"] == "200", "the variables that name nodes of GPUs are those of a rank, not of its launcher"
+
+def test_ranks_at_and_below_processes() -> None:
+    """Each rank, and its GPU in the plan, is the recorded one; NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
+    compare_answers(Path(__file__).parent / "recorded/ranks.txt", _answer)
+
+
+def test_a_long_chain_of_processes() -> None:
+    """Ranks are found at the end of a chain of a thousand processes, whose last is above the first again."""
+    chain = "; ".join(f"{pid}<{pid - 1}" for pid in range(101, 1200))
+    assert _answer(f"100<1199; {chain}; 1200<1199 LOCAL_RANK=0 --pid 100 --host x").startswith("rank 0 is 1200 on None")

@@ -1,4 +1,4 @@
-"""`top`: the comparison of two samples, its table, and the readers behind it."""
+"""`top`: the comparison of two samples, its table, the pace of loops, and the readers behind it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,11 +18,14 @@ from rich.console import Console
 from numapin import Bind, Memory, Plan, RankPlan
 from numapin.errors import UsageError
 from tests.nvml.fake import FakeGpu, render
+from tests.recorded.screens import compare
 from tests.unit import watched
 from tests.unit.observe.seam import (
     CpuSet,
     GpuLoad,
     GpuRef,
+    LoopPace,
+    LoopPaces,
     MemoryKind,
     ObservedRank,
     Pages,
@@ -42,6 +44,7 @@ from tests.unit.observe.seam import (
     top_table,
 )
 from tests.unit.planned import MIB, PLANNED, PREFER
+from tests.unit.watched import job, loop, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,20 +174,10 @@ def _effect(seen: Top) -> dict[str, object]:
     return {"json": seen.to_json(), "shown": captured.get().splitlines()[:-2]}  # without the legend
 
 
-@pytest.mark.parametrize("sentence", CASES)
-def test_a_case_is_shown_as_recorded(sentence: str) -> None:
+def test_each_case_is_shown_as_recorded() -> None:
     """The JSON and the table are the recorded ones; NUMAPIN_UPDATE_GOLDEN=1 records them again."""
-    found = json.loads(json.dumps(_effect(CASES[sentence])))
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        recorded = {name: recorded.get(name) for name in CASES} | {sentence: found}
-        RECORDED.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
-    assert found == recorded.get(sentence)
-
-
-def test_every_record_has_its_case() -> None:
-    """No recorded effect is left behind by a case that was renamed."""
-    assert list(json.loads(RECORDED.read_text())) == list(CASES)
+    found = {sentence: _effect(case) for sentence, case in CASES.items()}
+    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(RECORDED))
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
@@ -200,26 +193,6 @@ def test_any_width(width: int) -> None:
 
 class TestReaders:
     """Threads, swap counters and NVML."""
-
-    def test_threads_of_this_process(self) -> None:
-        """Each thread is read with the CPUs that it may use, even if it has narrowed them."""
-        cpu = min(os.sched_getaffinity(0))
-        ready, end = threading.Event(), threading.Event()
-
-        def narrow() -> None:
-            os.sched_setaffinity(0, {cpu})
-            ready.set()
-            end.wait()
-
-        thread = threading.Thread(target=narrow, daemon=True)
-        thread.start()
-        ready.wait()
-        found, tasks = thread_cpus(os.getpid()), list(Path("/proc/self/task").iterdir())  # OpenMP's threads, too
-        end.set()
-        thread.join()
-        assert len(found) == len(tasks)
-        assert frozenset({cpu}) in found
-        assert frozenset(os.sched_getaffinity(0)) in found
 
     def test_process_that_ended(self) -> None:
         """Neither a missing process nor a zombie has threads."""
@@ -350,3 +323,27 @@ class TestLoads:
         """A driver that refuses, and a machine without NVML, have no loads."""
         environ = fake_nvml.environment(tmp_path, render([], fails={"init": 18}))
         assert _loads(environ, "GPU-a") == "{}"
+
+
+# --- the pace of a running job's loops over several samples ----------------------------------------------------------
+
+
+def _pace(*loops: tuple[float, float, int], interval_s: float = 1.0) -> LoopPace:
+    """Return the pace of rank 0, whose loop has these totals: waited, stepped, steps."""
+    paces, found = LoopPaces(), {}
+    for waited_s, stepped_s, num_steps in loops:
+        found = paces.add(job(rank(loop=loop(waited_s, stepped_s, num_steps)), interval_s=interval_s))
+    return found[0]
+
+
+def test_the_pace_of_loops() -> None:
+    """Rates and shares of waiting come from the totals between samples; the totals of another process begin anew."""
+    assert _pace((0.1, 10.0, 50)).steps_per_s == 5.0  # since the loops began
+    assert _pace((0.0, 10.0, 100), (0.5, 12.0, 120), (1.0, 14.0, 140), interval_s=2.0) == (10.0, 0.25)
+    every_third = ((0.0, 3.0 * (i // 3), i // 3) for i in range(13))
+    assert _pace(*every_third).steps_per_s == 0.4  # 4 steps in 10 intervals
+    assert _pace((1.0, 2.0, 3), (1.0, 2.0, 3)) == (0.0, None)  # it stands still
+    paces = LoopPaces()
+    assert paces.add(job(rank(loop=None))) == {}
+    paces.add(job(rank(loop=loop(1.0, 50.0, 500))))
+    assert paces.add(job(rank(loop=loop(0.0, 1.0, 10), pid=99)))[0].steps_per_s == 10.0

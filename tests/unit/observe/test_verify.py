@@ -7,16 +7,15 @@ what its findings must be.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 from rich.console import Console
 
 from numapin import Bind, Memory, Plan, RankPlan
+from tests.recorded.screens import compare
 from tests.unit.observe.seam import (
     CpuSet,
     MemoryKind,
@@ -291,20 +290,10 @@ def _effect(report: VerifyReport) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("sentence", CASES)
-def test_a_case_has_its_recorded_findings(sentence: str) -> None:
+def test_each_case_has_its_recorded_findings() -> None:
     """The verdict, the findings, the table and the summary are the recorded ones."""
-    found = _effect(CASES[sentence])
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        recorded = {name: recorded.get(name) for name in CASES} | {sentence: found}
-        RECORDED.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
-    assert found == recorded.get(sentence)
-
-
-def test_every_record_has_its_case() -> None:
-    """No recorded effect is left behind by a case that was renamed."""
-    assert list(json.loads(RECORDED.read_text())) == list(CASES)
+    found = {sentence: _effect(report) for sentence, report in CASES.items()}
+    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(RECORDED))
 
 
 def test_json() -> None:

@@ -6,15 +6,12 @@ NUMAPIN_UPDATE_GOLDEN=1 records them again, so that a change is a diff to review
 from __future__ import annotations
 
 import json
-import os
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pytest
-
 from numapin import Memory, Request, make_plan
 from numapin.errors import NumapinError
+from tests.recorded.screens import compare
 from tests.unit.plan.cases import CASES, Case
 from tests.unit.plan.seam import exported, settle_gpus, with_users_nics
 
@@ -26,32 +23,19 @@ if TYPE_CHECKING:
 RECORDED: Final = Path(__file__).with_name("plans.json")
 
 
-@pytest.mark.parametrize("sentence", CASES)
-def test_a_case_has_its_recorded_plan(sentence: str) -> None:
+def test_each_case_has_its_recorded_plan() -> None:
     """The plan, its reasons and its warnings are the recorded ones; a request that cannot be met, its error."""
+    found = {sentence: _outcome(case) for sentence, case in CASES.items()}
+    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(RECORDED))
+
+
+def _outcome(case: Case) -> list[str]:
     try:
-        found = [*_described(CASES[sentence])]
+        return [*_described(case)]
     except NumapinError as error:
         found = [f"{type(error).__name__}: {error.message}", f"hint: {error.hint}"]
         error.use_hint_for_fixed_ranks()
-        found += [] if found[-1] == f"hint: {error.hint}" else [f"hint where the ranks are fixed: {error.hint}"]
-    recorded = _recorded()
-    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        recorded[sentence] = found
-        ordered = {name: recorded.get(name) for name in CASES}
-        RECORDED.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
-    assert found == recorded.get(sentence)
-
-
-@cache
-def _recorded() -> dict[str, list[str]]:
-    recorded: dict[str, list[str]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    return recorded
-
-
-def test_every_record_has_its_case() -> None:
-    """No recorded plan is left behind by a case that was renamed."""
-    assert list(json.loads(RECORDED.read_text())) == list(CASES)
+        return found + ([] if found[-1] == f"hint: {error.hint}" else [f"hint where the ranks are fixed: {error.hint}"])
 
 
 def _described(case: Case) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Memory on this machine's own kernel: nodes of pages, policies, placement, with single calls refused. See tests/vm."""
+"""Memory on this machine's own kernel: nodes of pages, policies, placement, moves. See tests/vm."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -9,18 +10,35 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from numapin.errors import LibnumaError
+from tests.recorded.screens import compare
 from tests.unit.system import seam
-from tests.unit.system.seam import CpuSet, Ledger, Placement, calls, find_pages, numa, place, read_numa_maps
+from tests.unit.system.seam import (
+    CpuSet,
+    Ledger,
+    Placement,
+    Stay,
+    calls,
+    find_pages,
+    move_pages,
+    numa,
+    pages,
+    place,
+    read_numa_maps,
+)
 from tests.unit.system.seam import memory as memory_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
 
 PAGE: Final = mmap.PAGESIZE
 CPUS: Final = CpuSet(os.sched_getaffinity(0))
@@ -192,51 +210,62 @@ def test_what_is_kept_forever_outlives_python(then: str, output: str) -> None:
 # --- placement -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("refused", ["", "populate"])
-def test_all_pages_are_on_the_node(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
-    """All pages are touched (before Linux 5.14 by zeroing) and verified; the caller keeps its CPUs and policy."""
-    if refused:
-        refuse(monkeypatch, refused, errno.EINVAL)
-    before = os.sched_getaffinity(0), numa.get_memory_policy()
-    assert placed(memory) == Placement(pages={0: 8})
-    assert numa.nodes_of_range(address_of(memory), len(memory)) == {0: 8}
-    assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
+def _refusing(**numbers: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """Make these kernel calls fail."""
+
+    def arrange(patch: pytest.MonkeyPatch) -> None:
+        for call, number in numbers.items():
+            refuse(patch, call, number)
+
+    return arrange
 
 
-def test_one_node_costs_no_call(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a policy is set nor the kernel asked, but every page is touched."""
-    ask = numa.nodes_of_range
+def _without_libnuma(patch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> None:
+        raise LibnumaError("libnuma cannot be used: gone", calls.INSTALL_LIBNUMA)
+
     for call in ("bind_pages", "nodes_of_range"):
-        refuse(monkeypatch, call, errno.EPERM)
-    assert placed(memory, num_machine_nodes=1) == Placement(pages={0: 8})
-    assert ask(address_of(memory), len(memory)) == {0: 8}
+        patch.setattr(numa, call, fail)
 
 
-def test_no_nodes_leave_it_to_the_policy(memory: mmap.mmap) -> None:
-    """The pages are reported all the same."""
-    found = place(address_of(memory), len(memory), nodes=CpuSet(), cpus=CPUS, num_machine_nodes=2)
-    assert found == Placement(pages={0: 8})
+def _unknown(patch: pytest.MonkeyPatch) -> None:
+    refuse(patch, "nodes_of_range", errno.EPERM)
+    patch.setattr(seam.pages, "read_numa_maps", lambda *_args, **_rest: None)
 
 
-def test_a_node_that_is_not_there(memory: mmap.mmap) -> None:
-    """The kernel refuses it and the pages are elsewhere; both are reported with a remedy."""
-    found = placed(memory, node=1000)
-    assert found.pages == {0: 8}
-    refused, strays = found.shortfalls
-    assert refused.startswith(
-        "memory on node 1000 was refused (mbind: Invalid argument): pages go where they are first touched; "
-    )
-    assert "see: numapin topo" in refused
-    assert strays.startswith("not all pages are on node 1000: 100.0% on node 0; that node is full")
-    assert "numactl -H" in strays
+PLACED: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]]] = {
+    "all pages are on the node": (_refusing(), {}),
+    "before Linux 5.14 they are touched by zeroing": (_refusing(populate=errno.EINVAL), {}),
+    "one node costs no call: no policy is set, and the kernel is not asked": (
+        _refusing(bind_pages=errno.EPERM, nodes_of_range=errno.EPERM),
+        {"num_machine_nodes": 1},
+    ),
+    "no nodes leave it to the policy": (_refusing(), {"nodes": CpuSet()}),
+    "a node that is not there is refused, and the pages are elsewhere": (_refusing(), {"nodes": CpuSet({1000})}),
+    "a full node, or a kernel that ignores mbind, has pages in part elsewhere": (
+        lambda patch: patch.setattr(numa, "nodes_of_range", lambda *_args: {0: 6, 1: 2}),
+        {},
+    ),
+    "CPUs that are not there are reported as well": (_refusing(bind_pages=errno.ENOSYS), {"cpus": CpuSet({9999})}),
+    "without libnuma memory is not placed": (_without_libnuma, {}),
+    "the location of the pages is unverified, without shares": (_unknown, {}),
+}
 
 
-def test_pages_in_part_elsewhere(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full node, and a kernel that accepts mbind and ignores it, look the same: the pages are what counts."""
-    monkeypatch.setattr(numa, "nodes_of_range", lambda *_args: {0: 6, 1: 2})
-    found = placed(memory)
-    assert found.pages == {0: 6, 1: 2}
-    assert [text.partition(";")[0] for text in found.shortfalls] == ["not all pages are on node 0: 25.0% on node 1"]
+def test_each_placement_is_the_recorded_one() -> None:
+    """Pages and shortfalls are the recorded ones; every page is touched, and the caller keeps its CPUs and policy."""
+    text = ""
+    before = os.sched_getaffinity(0), numa.get_memory_policy()
+    for sentence, (arrange, more) in PLACED.items():
+        memory = mmap.mmap(-1, 8 * PAGE)
+        usual: dict[str, Any] = {"nodes": CpuSet({0}), "cpus": CPUS, "num_machine_nodes": 2}
+        with pytest.MonkeyPatch.context() as patch:
+            arrange(patch)
+            found = place(address_of(memory), len(memory), **{**usual, **more})
+        assert numa.nodes_of_range(address_of(memory), len(memory)) == {0: 8}
+        assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
+        text += "\n".join((f"=== {sentence}", f"pages {found.pages}", *found.shortfalls, ""))
+    compare(text, str(Path(__file__).with_name("placed.txt")))
 
 
 @pytest.mark.parametrize("refused", ["", "populate"])
@@ -278,32 +307,6 @@ def test_a_thread_on_the_cpus_touches(
     assert ["--cap-add SYS_NICE" in text for text in found.shortfalls] == ([True] if refused else [])
 
 
-def test_cpus_that_are_not_there(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is reported as well; the pages are touched from wherever the thread runs."""
-    refuse(monkeypatch, "bind_pages", errno.ENOSYS)
-    found = placed(memory, cpus=CpuSet({9999}))
-    assert found.pages == {0: 8}
-    assert [text.partition(" (")[0] for text in found.shortfalls] == [
-        "memory on node 0 was refused",
-        "CPUs 9999 were refused",
-    ]
-
-
-def test_no_libnuma(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without libnuma memory is not placed; the report says how to install it."""
-
-    def fail(*_args: object) -> None:
-        raise LibnumaError("libnuma cannot be used: gone", calls.INSTALL_LIBNUMA)
-
-    for call in ("bind_pages", "nodes_of_range"):
-        monkeypatch.setattr(numa, call, fail)
-    found = placed(memory)
-    assert found.pages == {0: 8}  # from numa_maps
-    assert found.shortfalls == (
-        f"libnuma cannot be used: gone: pages go where they are first touched; {calls.INSTALL_LIBNUMA}",
-    )
-
-
 def test_seccomp() -> None:
     """Under Docker's real profile mbind and move_pages are refused, and numa_maps has the pages."""
     code = """if True:
@@ -326,14 +329,9 @@ def test_seccomp() -> None:
     assert done.stdout.splitlines() == [*refused, "{0: 8} 1 True"]
 
 
-def test_the_location_of_pages_is_unknown(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The report says that it is unverified, without shares."""
-    refuse(monkeypatch, "nodes_of_range", errno.EPERM)
-    monkeypatch.setattr(seam.pages, "read_numa_maps", lambda *_args, **_rest: None)
-    found = placed(memory)
-    assert found.pages is None
-    assert found.shortfalls[0].startswith("the location of the pages is unverified")
-    monkeypatch.undo()
+def test_the_file_of_numa_maps_may_be_missing(memory: mmap.mmap, tmp_path: Path) -> None:
+    """Then the kernel is asked."""
+    memory_calls.populate(address_of(memory), len(memory))
     assert find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing") == {0: 8}
 
 
@@ -396,3 +394,115 @@ def test_the_ledger_counts_in_its_own_process() -> None:
     assert (os.read(reader, 9), ledger.total) == (b"1", 7)
     os.close(reader)
     os.close(writer)
+
+
+# --- moving pages, against a model of the kernel's move_pages (mm/migrate.c) -----------------------------------------
+
+
+HERE, THERE = 0, 1
+WITHIN = CpuSet({THERE})
+MOVABLE, SHARED, LOCKED, UNTOUCHED = "msl-"
+
+
+class _Kernel:
+    """Pages of 4 KiB from address 0, each with a letter for its kind; `fails` ends every call that moves."""
+
+    def __init__(self, kinds: str, *, fails: int = 0) -> None:
+        self.kinds, self.fails = kinds, fails
+        self.nodes = [-errno.ENOENT if kind == UNTOUCHED else HERE for kind in kinds]
+        self.num_calls = 0
+
+    def nodes_of_pages(self, addresses: list[int], *, pid: int) -> tuple[int, ...]:
+        del pid
+        return tuple(self.nodes[address >> 12] for address in addresses)
+
+    def call(self, name: str, *arguments: int) -> int:
+        """Do what do_pages_move does: queue pages, and flush the queue before a page that cannot be queued."""
+        assert name == "move_pages"
+        _, count, pages, nodes, statuses, flags = arguments
+        assert (flags, set((ctypes.c_int * count).from_address(nodes))) == (2, {THERE})
+        self.num_calls += 1
+        if self.fails:
+            raise OSError(self.fails, "move_pages")
+        status, start = (ctypes.c_int * count).from_address(statuses), 0
+        numbers = [address >> 12 for address in (ctypes.c_ulong * count).from_address(pages)]
+        for at, number in enumerate(numbers):
+            if self.nodes[number] == HERE and self.kinds[number] != SHARED:
+                continue
+            status[at] = -errno.EACCES if self.nodes[number] == HERE else self.nodes[number]
+            failed = self._flush(numbers, status, start, at)
+            if failed:
+                return failed + count - at - 1
+            start = at + 1
+        return self._flush(numbers, status, start, count)
+
+    def _flush(self, numbers: list[int], status: ctypes.Array[ctypes.c_int], start: int, end: int) -> int:
+        """Move a group; return how many of it did not move. Only if all did, their statuses are written."""
+        failed = [number for number in numbers[start:end] if self.kinds[number] == LOCKED]
+        for number in set(numbers[start:end]) - set(failed):
+            self.nodes[number] = THERE
+        if not failed:
+            status[start:end] = [THERE] * (end - start)
+        return len(failed)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Give a function that installs a model of the kernel."""
+
+    def install(kinds: str, *, fails: int = 0) -> _Kernel:
+        made = _Kernel(kinds, fails=fails)
+        monkeypatch.setattr(pages, "call", made.call)
+        monkeypatch.setattr(pages, "nodes_of_pages", made.nodes_of_pages)
+        return made
+
+    return install
+
+
+@given(st.text(alphabet="msl-", min_size=1, max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_everything_that_can_move_moves(kinds: str) -> None:
+    """Each movable page arrives, whatever lies between, up to where a huge page's range counts as locked."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = _Kernel(kinds)
+        patch.setattr(pages, "call", made.call)
+        patch.setattr(pages, "nodes_of_pages", made.nodes_of_pages)
+        moved = move_pages(1, range(0, len(kinds) << 12, 4096), THERE, within=WITHIN)
+    assert moved.num_moved == made.nodes.count(THERE)
+    assert moved.num_moved + moved.stays.total() == len(kinds) - kinds.count(UNTOUCHED)
+    if LOCKED not in kinds:
+        assert moved.num_moved == kinds.count(MOVABLE)
+        assert moved.stays[Stay.SHARED] == kinds.count(SHARED)
+    assert set(moved.stays) <= {Stay.SHARED, Stay.LOCKED}
+
+
+def test_pages_behind_a_locked_one(kernel: type[_Kernel]) -> None:
+    """A call ends at a locked page's group; the pages behind it are tried by the next one."""
+    made = kernel(MOVABLE * 8 + LOCKED * 4 + SHARED + MOVABLE * 8 + UNTOUCHED)
+    moved = move_pages(1, range(0, 22 << 12, 4096), THERE, within=WITHIN)
+    assert moved == (16, Counter({Stay.LOCKED: 4, Stay.SHARED: 1}))
+    assert made.num_calls == 2
+
+
+def test_nothing_to_move(kernel: type[_Kernel]) -> None:
+    """Untouched memory, and pages that are there, need no call that moves."""
+    made = kernel(UNTOUCHED * 4)
+    assert move_pages(1, range(0, 4 << 12, 4096), THERE, within=WITHIN) == (0, Counter())
+    assert made.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.EPERM, Stay.REFUSED), (errno.EACCES, Stay.FORBIDDEN), (errno.ENOMEM, Stay.FULL)],
+)
+def test_refused_calls(kernel: type[_Kernel], number: int, reason: Stay) -> None:
+    """An error of the whole call is the reason of all pages, and holds for all further ones."""
+    kernel(MOVABLE * 4, fails=number)
+    assert move_pages(1, range(0, 4 << 12, 4096), THERE, within=WITHIN) == (0, Counter({reason: 4}))
+    assert reason in pages.FINAL
+
+
+def test_node_must_be_planned() -> None:
+    """A target that is not one of the planned nodes makes no sense."""
+    with pytest.raises(OSError, match="node 0 is not one of 1"):
+        move_pages(1, [0], HERE, within=WITHIN)

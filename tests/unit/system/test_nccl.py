@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-import pytest
-
+from tests.recorded.screens import compare_answers
 from tests.unit.system.seam import ignores_affinity, installed_library, library_version, mapped_library, narrows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAPS = """7f1000000000-7f1000001000 r--p 00000000 08:01 17 /usr/lib/x86_64-linux-gnu/libc.so.6
 7f1000002000-7f1000003000 r--p 00000000 08:01 18 /opt/plugins/libnccl-net.so
@@ -19,66 +15,19 @@ MAPS = """7f1000000000-7f1000001000 r--p 00000000 08:01 17 /usr/lib/x86_64-linux
 """
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("2.28.9", False),
-        ("2.29.1", False),
-        ("2.29.2", True),
-        ("2.29.7", True),
-        ("2.29.7-1+cuda12.9", True),
-        ("2.30.2", True),  # never released; the change is in 2.30.3
-        ("2.30.3", False),
-        ("3.0.0", False),
-        ("2.29", None),
-        ("unknown", None),
-        (None, None),
-    ],
-)
-def test_versions_that_narrow_the_affinity(version: str | None, expected: bool | None) -> None:  # noqa: FBT001 - a parameter
-    """NCCL 2.29.2 to 2.29.7 do not restore the affinity; a text without a version is unknown."""
-    assert narrows(version) is expected
+def _answer(line: str) -> str:
+    """Return what is known about NCCL: of a version, of the variable's value, of a mapped path, or of a file."""
+    question, _, text = line.partition(" ")
+    if question == "narrows":
+        return str(narrows(text or None))
+    if question == "ignores":
+        return str(ignores_affinity({} if text == "unset" else {"NCCL_IGNORE_CPU_AFFINITY": text}))
+    return str(mapped_library(MAPS.format(path=text)) if question == "mapped" else library_version(text))
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(None, False), ("", False), ("0", False), (" 0 ", False), ("1", True), ("2", True)]
-)
-def test_the_variable(value: str | None, expected: bool) -> None:  # noqa: FBT001 - a parameter
-    """NCCL_IGNORE_CPU_AFFINITY counts unless it is empty or 0."""
-    environ = {} if value is None else {"NCCL_IGNORE_CPU_AFFINITY": value}
-    assert ignores_affinity(environ) is expected
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2", None),
-        ("/a folder/nvidia/nccl/lib/libnccl.so.2", None),
-        ("/usr/lib64/libnccl.so.2.29.7", None),
-        ("/usr/lib64/libnccl.so.2.29.7 (deleted)", "/usr/lib64/libnccl.so.2.29.7"),
-        ("/usr/lib64/libnccl_static.so", ""),
-        ("/usr/lib64/libnccl.so.2.bak", ""),
-        ("[anon:/libnccl.so.2]", ""),
-    ],
-)
-def test_the_mapped_library(path: str, expected: str | None) -> None:
-    """The library is found by its name; plugins and other files are not NCCL. None: the path as it is; "": none."""
-    found = mapped_library(MAPS.format(path=path))
-    assert found == (path if expected is None else expected or None)
-
-
-@pytest.mark.parametrize(
-    ("path", "version"),
-    [
-        ("/usr/lib/x86_64-linux-gnu/libnccl.so.2.29.7", "2.29.7"),
-        ("/usr/lib/x86_64-linux-gnu/libnccl.so.2", None),
-        ("/gone/nvidia/nccl/lib/libnccl.so.2", None),
-        ("/usr/lib/libnccl.so.2.29.7.old", None),
-    ],
-)
-def test_the_version_by_the_file_name(path: str, version: str | None) -> None:
-    """A library outside a Python package has it in its name, or it is unknown."""
-    assert library_version(path) == version
+def test_what_is_known_about_nccl() -> None:
+    """The versions that narrow the affinity, the variable, the library of a process, and its version by its name."""
+    compare_answers(Path(__file__).with_name("nccl.txt"), _answer)
 
 
 def test_the_version_of_a_python_package(tmp_path: Path) -> None:

@@ -1,16 +1,22 @@
-"""Machine files: how their format is recognized, what is wrong with others, and the built-in machines."""
+"""Machine files: how their format is recognized, what is wrong with others, the built-in ones; the topology."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin import Request, Topology, discover, make_plan
-from numapin.errors import MachineError, UsageError
-from tests.machines.grids import grid
-from tests.unit.topology.seam import reader, sysfs
+from numapin import Allowed, Core, Gpu, Link, Nic, Node, Package, Request, Topology, discover, make_plan
+from numapin.errors import UsageError
+from tests.machines.grids import gpu, grid
+from tests.unit.topology.seam import CpuSet, Mig, NicInterface, NicKind, NodeKind, NodeSource, Pcie, reader, sysfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 PU = '<object type="PU" os_index="7"/>'
 HWLOC = f'<topology version="2.0"><object type="Machine">{PU}</object></topology>'
@@ -34,26 +40,6 @@ def _file(folder: Path, content: str | bytes) -> Path:
 def test_the_content_says_which_format_it_is(content: str | bytes, cpu: int, tmp_path: Path) -> None:
     """The root element of XML decides, whatever comes before it; JSON is ours."""
     assert cpu in discover(machine=_file(tmp_path, content)).cpus
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [(b"\x1f\x8b", "byte 1 is not UTF-8"), (b"{" + b" " * (64 << 20), "larger than 64 MiB"), (None, "No such file")],
-    ids=["compressed", "large", "missing"],
-)
-def test_a_bad_file_is_named_with_the_problem(content: bytes | None, problem: str, tmp_path: Path) -> None:
-    """The message starts with the file, and the hint says how to get a good one; tests/topology has others."""
-    path = tmp_path / "missing" if content is None else _file(tmp_path, content)
-    with pytest.raises(MachineError) as caught:
-        discover(machine=path)
-    assert caught.value.message.startswith(f"{path}: {problem}")
-    assert caught.value.hint
-
-
-def test_two_machines(tmp_path: Path) -> None:
-    """Only one machine can be read."""
-    with pytest.raises(UsageError, match="--root and --machine both name a machine"):
-        discover(root=tmp_path, machine=tmp_path)
 
 
 def test_gpu_nodes_win_over_the_file(tmp_path: Path) -> None:
@@ -114,3 +100,88 @@ def test_an_unknown_example_lists_the_known_ones(name: str) -> None:
         discover(machine=Path(name))
     assert name in raised.value.message
     assert "example:dgx-a100, example:dgx-h100" in (raised.value.hint or "")
+
+
+# --- the topology: its invariants, queries and JSON ------------------------------------------------------------------
+
+
+CPU = CpuSet({0})
+ETH0 = Nic(
+    name="eth0",
+    pci="0000:01:00.0",
+    node=0,
+    interface=NicInterface.NETWORK,
+    is_up=True,
+    rate_gbit_s=2.5,
+    pci_parents=("0000:00:01.0",),
+)
+
+
+def _full() -> Topology:
+    """Return a topology in which every field is set."""
+    one = replace(
+        gpu(0, 1), cpus=CpuSet({2, 3}), pcie=Pcie(gen=5, width=16, max_gen=5, max_width=16), mig=(Mig(uuid="MIG-1"),)
+    )
+    return replace(
+        grid(gpu_nodes=[9], memory_nodes=[8]),
+        host="h",
+        gpus=(one, gpu(1, None, visible=False)),
+        nics=(ETH0, Nic(name="mlx5_0", kind=NicKind.INFINIBAND)),
+        links=(Link(a="gpu0", b="gpu1", kind="NV4"),),
+        notes=("a note",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Node(id=0, kind=NodeKind.CPU, cpus=CpuSet()), "node 0 of kind 'cpu' has CPUs ''"),
+        (lambda: Node(id=3, kind=NodeKind.GPU, cpus=CPU), "node 3 of kind 'gpu' has CPUs '0'"),
+        (lambda: Core(id=0, cpus=CpuSet()), "core 0 has no CPUs"),
+        (lambda: Gpu(index=0, node=1), "GPU 0 has node 1 from source None"),
+        (lambda: Gpu(index=0, node_source=NodeSource.SYSFS), "GPU 0 has node None from source sysfs"),
+        (lambda: Gpu(index=2, visible=False, cuda_index=0), "GPU 2 is not visible but has CUDA index 0"),
+        (lambda: replace(grid(), gpus=(gpu(0, 7),)), "gpu0 is on node 7, which the machine does not have"),
+        (lambda: replace(grid(), nics=(Nic(name="e", node=7),)), "e is on node 7, which the machine does not have"),
+        (lambda: replace(grid(), cores=(Core(id=0, cpus=CPU, node=7),)), "core 0 is on node 7, which"),
+        (lambda: replace(grid(), packages=(Package(id=0, nodes=CpuSet({7})),)), "package 0 is on node 7, which"),
+        (lambda: replace(grid(), nodes=grid().nodes * 2), "node 0 appears twice"),
+        (lambda: replace(grid(), packages=grid().packages * 2), "package 0 appears twice"),
+        (lambda: replace(grid(), cores=grid().cores * 2), "CPU 0 appears twice"),
+        (lambda: replace(grid(), gpus=(gpu(0, 0), gpu(0, 1))), "GPU 0 appears twice"),
+        (lambda: replace(grid(), gpus=(gpu(1, 0), replace(gpu(0, 1), cuda_index=1))), "CUDA index 1 appears twice"),
+    ],
+)
+def test_invariants(make: Callable[[], object], message: str) -> None:
+    """A topology that contradicts itself cannot be made."""
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_restrict_only_ever_takes_away() -> None:
+    """Restricting twice leaves the intersection; the machine itself stays whole."""
+    topology = grid()
+    once = topology.restrict(Allowed(cpus=CpuSet({0, 1, 99}), nodes=CpuSet({0})))
+    twice = once.restrict(Allowed(cpus=CpuSet({1, 2}), nodes=CpuSet({0, 1})))
+    assert once.allowed == Allowed(cpus=CpuSet({0, 1}), nodes=CpuSet({0}))
+    assert twice.allowed == Allowed(cpus=CpuSet({1}), nodes=CpuSet({0}))
+    assert replace(twice, allowed=topology.allowed) == topology
+
+
+def test_json_reads_back() -> None:
+    """A saved topology with every field reads back equal; files of versions that lack newer fields are read too."""
+    data = _full().to_json()
+    assert data["schema"] == "numapin.topology/1"
+    assert {"nics": None, "nics_reason": None}.items() <= data["gpus"][0].items()  # type: ignore[index] # JSON
+    assert Topology.from_json(json.dumps(data)) == _full()
+    for added in (
+        "notes",
+        "siblings_known",
+        "doubtful_nodes",
+        "memory_bytes",
+        "speeds",
+        "gpu_order_known",
+        "allowed_known",
+    ):
+        del data[added]
+    assert Topology.from_json(json.dumps(data)) == replace(_full(), notes=())

@@ -212,32 +212,3 @@ def test_questions_are_few(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     assert calls["nvmlDeviceGetTopologyCommonAncestor"] == 0
     assert calls["nvmlDeviceGetMaxMigDeviceCount"] == 0
     assert calls["nvmlDeviceGetCpuAffinity"] == 8
-
-
-def test_importing_does_not_load_nvml() -> None:
-    """The module is imported without pynvml, and so without the driver."""
-    code = "import sys, numapin.topology.sources.nvml; sys.exit('pynvml' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-class TestStandIn:
-    """The stand-in itself."""
-
-    def test_torch_counts_its_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """The NVML calls of torch, through ctypes and other names of the same functions, are answered."""
-        code = """if True:
-            from ctypes import CDLL, byref, c_int, c_void_p, create_string_buffer
-            nvml, count, gpu, uuid = CDLL("libnvidia-ml.so.1"), c_int(), c_void_p(), create_string_buffer(96)
-            print(nvml.nvmlDeviceGetCount_v2(byref(count)), nvml.nvmlInit(), nvml.nvmlDeviceGetCount_v2(byref(count)))
-            nvml.nvmlDeviceGetHandleByIndex_v2(count.value - 1, byref(gpu))
-            print(count.value, nvml.nvmlDeviceGetUUID(gpu, uuid, 96), uuid.value.decode())
-        """
-        environ = fake_nvml.environment(tmp_path, render([_gpu(0), _gpu(1)]))
-        child = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-        assert child.stdout == "1 0 0\n2 0 GPU-10000000-0000-0000-0000-000000000000\n"
-
-    def test_a_line_it_cannot_read_is_named(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """A mistake in a data file is an error, not an unanswered query."""
-        environ = fake_nvml.environment(tmp_path, "gpu\ncpus zz\n")
-        child = subprocess.run([sys.executable, "-c", _READ], env=environ, input=b"", capture_output=True, check=True)
-        assert b"cannot read this line of FAKE_NVML_DATA: cpus zz" in child.stderr

@@ -1,20 +1,27 @@
-"""All threads of a process: bound until none is left out; and a process's memory by node."""
+"""Processes: all of their threads are bound, their memory by node, and what /proc says of them."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import platform
+import signal
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.needs import needs_two_cpus
-from tests.unit.system.seam import numa_maps, proc, threads
+from tests.unit.system.seam import descendants, numa_maps, proc, state_of, threads, waits_forever
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
 
 CPUS = frozenset(os.sched_getaffinity(0))
 LAST = {max(CPUS)}
@@ -136,3 +143,126 @@ def test_descendants() -> None:
         assert below
         rest = dict(proc.descendants_of(os.getpid(), without={shell.pid})).keys()
         assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})
+
+
+# --- readers of /proc, tried on processes that sleep -----------------------------------------------------------------
+
+
+_STAT = "7 (a child) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 {} 0 99 1 1" + " 0" * 30
+_LOCK_WAIT = "202 0x5621150eb360 0x189 0x0 0x0 0x0 0xffffffff 0x7fff5d19f560 0x7f10e2ca3e96"
+
+
+def test_descendants_in_order() -> None:
+    """Descendants come nearest first, without those that are left out and theirs; a chain may be long."""
+    children = {1: [2, 3], 2: [4], 3: [5], 5: [6]}
+    assert descendants(1, children) == [2, 3, 4, 5, 6]
+    assert descendants(1, children, without={3}) == [2, 4]
+    assert descendants(1, {pid: [pid + 1] for pid in range(1, 5000)}) == list(range(2, 5001))
+
+
+def test_parents_that_form_a_circle() -> None:
+    """Processes are not read at once and ids are used again, so each may be below the other: each is listed once."""
+    assert descendants(1, {1: [2], 2: [3], 3: [1, 2]}) == [2, 3]
+    assert descendants(1, {1: [1]}) == []
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[Callable[[], object]], int]]:
+    """Give a function that runs another in a forked child, and returns the child's id once it sleeps."""
+    pids: list[int] = []
+
+    def start(work: Callable[[], object]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            work()
+            os._exit(0)
+        pids.append(pid)
+        assert wait_until(lambda: state_of(pid) == "S", limit_s=20)
+        return pid
+
+    yield start
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _threads_and_wait() -> None:
+    thread = threading.Thread(target=time.sleep, args=(60,))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("work", "verdict"),
+    [
+        (lambda: [lock.acquire() for lock in [threading.Lock()] * 2], True),
+        (lambda: [lock.acquire(timeout=60) for lock in [threading.Lock()] * 2], False),
+        (lambda: time.sleep(60), False),
+        (lambda: os.read(os.pipe()[0], 1), False),
+        (_threads_and_wait, False),
+    ],
+    ids=["lock", "lock-for-a-while", "sleep", "read", "other-thread"],
+)
+def test_who_waits_forever(
+    child: Callable[[Callable[[], object]], int], work: Callable[[], object], verdict: object
+) -> None:
+    """A process waits forever if its only thread waits for a lock of its own without a time-out."""
+    pid = child(work)
+    if waits_forever(pid, platform.machine()) is None:
+        pytest.skip("the kernel does not show the system calls of other processes")
+    assert wait_until(lambda: waits_forever(pid, platform.machine()) is verdict, limit_s=20)
+
+
+@pytest.mark.parametrize(
+    ("call", "num_threads", "machine", "verdict"),
+    [
+        (_LOCK_WAIT, 1, "x86_64", True),
+        (_LOCK_WAIT.replace("202", "98"), 1, "aarch64", True),
+        (_LOCK_WAIT, 2, "x86_64", False),
+        (_LOCK_WAIT.replace("0x189", "0x109"), 1, "x86_64", False),  # shared: another process may release it
+        (_LOCK_WAIT.replace("0x189", "0x81"), 1, "x86_64", False),  # FUTEX_WAKE
+        ("running", 1, "x86_64", False),
+        ("", 1, "x86_64", None),
+        (None, 1, "x86_64", None),
+        (_LOCK_WAIT, 1, "riscv64", None),
+    ],
+)
+def test_reading(tmp_path: Path, call: str | None, num_threads: int, machine: str, verdict: object) -> None:
+    """The verdict follows from the system call and the number of threads; None if they cannot be read."""
+    folder = tmp_path / "proc" / "7"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(_STAT.format(num_threads))
+    if call is not None:
+        (folder / "syscall").write_text(call)
+    assert waits_forever(7, machine, tmp_path) is verdict
+
+
+_FIELDS = (
+    "4711 (python) {state} 1 4711 4711 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 123 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0"
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "is_dying"),
+    [
+        ("S", 0x400000, False),
+        ("D", 0x400004, True),
+        ("D", 0x400200, True),
+        ("S", 0x400400, True),
+        ("Z", 0x400000, True),
+    ],
+    ids=["running", "exiting", "core dump", "signalled", "zombie"],
+)
+def test_dying_by_flags(state: str, flags: int, *, is_dying: bool) -> None:
+    """A process that exits, writes a core dump, was killed, or is a zombie is dying; a running one is not."""
+    assert proc.Stat(_FIELDS.format(state=state, flags=flags)).is_dying == is_dying
+
+
+def test_dying_processes() -> None:
+    """A running process is not dying; a killed one is, reaped or not."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not proc.is_dying(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert proc.is_dying(process.pid)
+    assert proc.is_dying(process.pid)
