@@ -283,21 +283,24 @@ class TestFiles:
         loop.begin()
         assert (loop.pool.slots, num_open(), loop.workers[0]._mapped) == ((), 0, {})
 
-    def test_a_loop_may_keep_more_batches_than_files(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Some of the files are slots; the oldest batches keep their memory only."""
+    @pytest.mark.parametrize(("prefetch", "num_slots"), [(2, 16), (100, 32)], ids=["a quarter", "half, for many tasks"])
+    def test_a_loop_may_keep_more_batches_than_files(
+        self, monkeypatch: pytest.MonkeyPatch, prefetch: int, num_slots: int
+    ) -> None:
+        """Some of the files are slots, at most half of them; the oldest batches keep their memory only."""
         monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
-        others = num_open()
-        kept = [lent(loop, BATCH + number) for number in range(100)]
-        loop.pool.reclaim()
-        assert num_open() - others == len(loop.pool.slots) == 16
-        assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept))
-        gc.collect()
-        before = num_mapped()
-        del kept[50:]
-        loop.pool.reclaim()
-        assert num_mapped() <= before - 50 + 16
-        del kept
-        assert torch.equal(lent(loop, -BATCH), -BATCH)
+        with loopback(prefetch=prefetch) as loop:
+            kept = [lent(loop, BATCH + number) for number in range(100)]
+            loop.pool.reclaim()
+            assert num_open() == len(loop.pool.slots) == num_slots
+            assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept))
+            gc.collect()
+            before = num_mapped()
+            del kept[50:]
+            loop.pool.reclaim()
+            assert num_mapped() <= before - 50 + num_slots
+            del kept
+            assert torch.equal(lent(loop, -BATCH), -BATCH)
 
     def test_without_memory_the_size_is_learned_all_the_same(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch

@@ -267,8 +267,12 @@ class TestGranted:
 class TestKept:
     """Slots to which something in the worker refers."""
 
-    @pytest.mark.parametrize("is_granted", [True, False])
-    @pytest.mark.parametrize("refer", [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)])
+    @pytest.mark.parametrize("is_granted", [True, False], ids=["granted", "made by the worker"])
+    @pytest.mark.parametrize(
+        "refer",
+        [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)],
+        ids=["a view", "a tensor"],
+    )
     def test_it_is_not_written_again(self, rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool) -> None:
         """The rank is told, and the worker uses another until the reference is gone, even if it made the slot."""
         if is_granted:
