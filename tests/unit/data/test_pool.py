@@ -319,17 +319,6 @@ class TestClosing:
         """Note what other tests have kept."""
         self.others = set(pool_module._orphans)
 
-    def test_all_is_given_back_at_once(self, fake_cuda: FakeCuda) -> None:
-        """A pool without references is closed at once; a second close does nothing."""
-        before = placement.PINNED.total
-        loop = Loopback(Pool(make_spec(**gpu())))
-        lent(loop, BATCH)
-        loop.settle()
-        assert placement.PINNED.total == before + PAGE
-        for _ in range(2):
-            loop.pool.close()
-            assert (fake_cuda.registered_bytes(), num_open(), placement.PINNED.total) == (0, 0, before)
-
     def test_it_may_be_closed_in_the_middle_of_itself(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """A finalizer may call it while it runs."""
         lent(loop, BATCH)
