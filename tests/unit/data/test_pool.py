@@ -302,6 +302,15 @@ class TestFiles:
             del kept
             assert torch.equal(lent(loop, -BATCH), -BATCH)
 
+    def test_what_a_worker_reports_is_told(self) -> None:
+        """Refused memory policies are the worker's to see, and the rank's to report."""
+        told: list[str] = []
+        with loopback(told=told) as loop:
+            loop.workers[0]._notes["memory on node 1 was refused"] = False
+            for _ in range(3):
+                lent(loop, BATCH)
+        assert told == ["memory on node 1 was refused"]
+
     def test_without_memory_the_size_is_learned_all_the_same(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
     ) -> None:
