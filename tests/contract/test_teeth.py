@@ -79,7 +79,7 @@ def test_a_broken_batch_is_caught(kind: LoaderClass, torchs: dict[str, list[Desc
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_batch_that_is_overwritten_is_caught() -> None:
-    """Whatever keeps it."""
+    """A loader that reuses the memory of a batch fails the test, in whatever way the batch is kept."""
     held = test_ownership.hold(broken.reuses)
     for way in test_ownership.KEPT:
         with pytest.raises((AssertionError, RuntimeError)):  # autograd notices by itself

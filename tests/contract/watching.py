@@ -99,7 +99,7 @@ def _without_foreign_frames(text: str) -> str:
     kept, keep = [], True
     for line in text.split("\n"):
         if line.startswith('  File "'):
-            keep = "contract" in line
+            keep = "/tests/contract/" in line
         elif not line.startswith("    "):
             keep = True
         if keep:

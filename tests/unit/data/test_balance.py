@@ -180,3 +180,5 @@ class TestChoice:
         balance.note_sent(0)
         balance.take_back(0)
         assert balance.num_unfinished(0) == 1
+        balance.note_arrival(1)  # from a worker without tasks
+        assert balance.num_unfinished(1) == 0

@@ -120,6 +120,6 @@ def test_at_no_moment_of_a_child_memory_is_freed(tmp_path: Path, then: str, *, i
     ],
 )
 def test_forks_beside_others(tmp_path: Path, script: str, out: str) -> None:
-    """A fork does no harm to what goes on beside it."""
+    """Forks beside other forks, threads and imports neither hang nor end the processes of others."""
     status, told, err = run_script(tmp_path, script)
     assert (status, told) == (0, out), err

@@ -58,8 +58,8 @@ LAYOUTS: Final[dict[str, Callable[[], torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("body", [b"the pickle", b""])
-@pytest.mark.parametrize("miss", [None, *Miss])
+@pytest.mark.parametrize("body", [b"the pickle", b""], ids=["with a pickle", "with an empty pickle"])
+@pytest.mark.parametrize("miss", [None, *Miss], ids=str)
 def test_a_batchs_message(body: bytes, miss: Miss | None) -> None:
     """Head and pickle come back, however many buffers there are; an empty pickle is a batch, too."""
     for head in (HEAD._replace(miss=miss), HEAD._replace(miss=miss, buffers=tuple(range(5000)))):
@@ -207,7 +207,11 @@ class TestLender:
         assert loop.num_on_loan() == 0
 
 
-@pytest.mark.parametrize("batch", [ramp(64 * KIB), {"x": ramp(1000), "y": np.arange(1000.0)}, np.arange(1000)])
+@pytest.mark.parametrize(
+    "batch",
+    [ramp(64 * KIB), {"x": ramp(1000), "y": np.arange(1000.0)}, np.arange(1000)],
+    ids=["a tensor", "a dict", "an array"],
+)
 def test_nothing_copied_refers_to_the_slot(loop: Loopback, batch: Any) -> None:
     """The batch stays intact when the slot is overwritten, so a loop that keeps batches needs one slot."""
     opened = batch_of(Copier(pins=False), loop.send(batch))

@@ -215,6 +215,38 @@ class TestRefusals:
             assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
         assert num_open() == 0
 
+    @pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
+    def test_no_file(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+        """There is none for this batch; torch sends it."""
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse(errno.EMFILE))
+            assert rank.own.take(SIZE) is None
+        assert num_open() == 0
+        assert rank.own.take(SIZE) is not None
+
+    def test_no_memory_for_a_larger_one(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is left of it, and the batch stays where it is."""
+        rank.expect(SIZE)
+        made = take(rank.own)
+        before = num_open(), num_mapped()
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
+            assert rank.own.grow(made, SIZE) is None
+        assert (num_open(), num_mapped()) == before
+
+    @pytest.mark.parametrize("call", ["send", "ftruncate"])
+    def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+        """Its descriptor is closed, and it is not mistaken for a granted slot."""
+        made = take(rank.own)
+        where: Any = os if call == "ftruncate" else rank.arrivals
+        with monkeypatch.context() as patch:
+            patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
+            with pytest.raises(OSError, match="Too many references"):
+                rank.own.send(made)
+        assert num_open() == 0
+        rank.own.put_back(made)
+        assert take(rank.own).is_new
+
     def test_a_granted_slot_that_could_not_be_mapped(self, rank: Rank) -> None:
         """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
         rank.grant(8)
@@ -246,6 +278,18 @@ class TestGranted:
             del again
         assert num_mapped() == before
 
+    def test_what_a_forked_child_can_read_goes_to_no_worker(self, rank: Rank) -> None:
+        """The child may read it for as long as it lives. The rank is told once, and this worker refuses it."""
+        rank.grant(5)
+        used = take(rank.own)
+        rank.own.note_fork()
+        rank.own.send(used)
+        del used
+        assert rank.own.report(0).get("inherited", ()) == (5,)
+        assert rank.own.report(0).get("inherited", ()) == ()
+        rank.grant(5)
+        assert rank.own.report(0).get("refused", ()) == (5,)
+
     def test_what_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
         """The last one comes first, also if it was put back; a batch that needs two gets both."""
         rank.grant(5)
@@ -267,8 +311,12 @@ class TestGranted:
 class TestKept:
     """Slots to which something in the worker refers."""
 
-    @pytest.mark.parametrize("is_granted", [True, False])
-    @pytest.mark.parametrize("refer", [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)])
+    @pytest.mark.parametrize("is_granted", [True, False], ids=["granted", "made by the worker"])
+    @pytest.mark.parametrize(
+        "refer",
+        [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)],
+        ids=["a view", "a tensor"],
+    )
     def test_it_is_not_written_again(self, rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool) -> None:
         """The rank is told, and the worker uses another until the reference is gone, even if it made the slot."""
         if is_granted:
