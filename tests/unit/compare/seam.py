@@ -16,7 +16,7 @@ from numapin.compare.campaign import (
     with_equal_steps,
 )
 from numapin.compare.ratio import Arm, StepRatio, compare_arms
-from numapin.compare.report import STEP, CompareReport, figures_of, make_report
+from numapin.compare.report import CompareReport, figures_of, make_report
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
