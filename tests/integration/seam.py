@@ -25,7 +25,7 @@ from numapin.launcher.run_folder import run_directory
 from numapin.launcher.store_server import listen
 from numapin.observe import node
 from numapin.observe.node import NodeFollower, running_folders
-from numapin.rank import become, handover, hook_env
+from numapin.rank import handover, hook_env
 from numapin.rank.handover import write_json
 from numapin.rank.hook_env import steps_environment
 from numapin.rank.shim import CODE

@@ -15,7 +15,7 @@ from numapin.compare.campaign import (
     turns,
     with_equal_steps,
 )
-from numapin.compare.report import STEP, Arm, CompareReport, StepRatio, compare_arms, figures_of, make_report
+from numapin.compare.report import Arm, CompareReport, StepRatio, compare_arms, figures_of, make_report
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,

@@ -44,7 +44,7 @@ def test_noisy_identical_variants_are_rarely_told_apart(noise: list[float], numb
     assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in verdicts) <= 1
 
 
-@pytest.mark.parametrize(("number", "spread"), [(3, 0.02), (5, 0.05), (10, 0.2)])
+@pytest.mark.parametrize(("number", "spread"), [(3, 0.02), (6, 0.2)])
 def test_the_interval_misses_the_truth_in_one_of_a_hundred(number: int, spread: float) -> None:
     """Of 100 comparisons of identical variants with normal noise, at most 4 intervals leave out 1."""
     chance = random.Random(3)  # noqa: S311 - noise, no secret

@@ -8,14 +8,12 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from rich.console import Console
 
 from tests.recorded.screens import compare
 from tests.unit.compare.made import SCRIPT, failed, report_of, report_on, run
 from tests.unit.compare.seam import (
     OTHERS,
-    STEP,
     CompareReport,
     Phase,
     RankSteps,
@@ -29,8 +27,6 @@ from tests.unit.compare.seam import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.unit.compare.seam import ComparedRun
 
 MS = 10**6
@@ -75,46 +71,37 @@ def readings(**changes: object) -> dict[str, Any]:
     return none | changes
 
 
-def test_the_slowest_rank_counts() -> None:
-    """The step time is the slowest rank's, samples are those of all ranks, and the wait is their mean."""
-    used = readings(host_cpu_at=lambda at_s: 3 * at_s)
-    found = figures_of([rank(0, step_ms=100), rank(1, step_ms=200, waited_ns=0)], **used)
-    assert found[STEP] == pytest.approx(0.200)
-    assert found["samples_per_s"] == pytest.approx(640 + 320)
-    assert found["wait_share"] == pytest.approx(0.125)
-    assert found["startup_s"] == pytest.approx(3.0)
-    assert found["cpu_s_per_step"] == pytest.approx(0.400)
-    assert found["other_cpus"] == pytest.approx(1.0)
-    assert found["gpu_memory_bytes"] == 1 << 30
+BUSY = [(at_s, {"a": share, "idle": 0.0}) for at_s, share in ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))]
+FIGURES: dict[str, tuple[list[RankSteps], dict[str, Any]]] = {
+    "the slowest rank's steps, the samples of all, the mean wait": (
+        [rank(0, step_ms=100), rank(1, step_ms=200, waited_ns=0)],
+        readings(host_cpu_at=lambda at_s: 3 * at_s),
+    ),
+    "only times, without a loader of torch, a GPU or readings": (
+        [rank(0, num_batches=0, num_samples=None, gpu_memory_bytes=None)],
+        readings(cpu_at=lambda _: None),
+    ),
+    "half a second is too short for CPU time": ([rank(0, step_ms=50)], readings(host_cpu_at=lambda at_s: at_s)),
+    "less CPU time than before: a process ended": (
+        [rank(0, step_ms=500)],
+        readings(cpu_at=lambda at_s: -at_s, host_cpu_at=lambda at_s: at_s),
+    ),
+    "unknown CPU time": (
+        [rank(0, step_ms=500)],
+        readings(cpu_at=lambda _: None, host_cpu_at=lambda at_s: at_s),
+    ),
+    "the mean counts, not the median": ([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings()),
+    "GPUs within the window, but for idle ones": ([rank(0)], readings(busy=BUSY)),
+}
 
 
-def test_what_is_unknown_is_left_out() -> None:
-    """Without a loader of torch, a GPU or readings, only times are there."""
-    bare = rank(0, num_batches=0, num_samples=None, gpu_memory_bytes=None)
-    found = figures_of([bare], **readings(cpu_at=lambda _: None))
-    assert found.keys() == {STEP, "step_median_s", "step_p95_s", "startup_s"}
-
-
-@pytest.mark.parametrize(
-    ("step_ms", "cpu_at"), [(50, lambda at_s: 2 * at_s), (500, lambda at_s: -at_s), (500, lambda _: None)]
-)
-def test_cpu_time_that_cannot_be_told_is_left_out(step_ms: float, cpu_at: Callable[[float], float | None]) -> None:
-    """Half a second is too short, less CPU time than before means that a process ended, and none is unknown."""
-    found = figures_of([rank(0, step_ms=step_ms)], **readings(cpu_at=cpu_at, host_cpu_at=lambda at_s: at_s))
-    assert found.keys().isdisjoint({"cpu_s_per_step", "other_cpus"})
-
-
-def test_the_mean_counts_not_the_median() -> None:
-    """A loop that waits in every fourth step is as slow as its mean says."""
-    found = figures_of([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], **readings())
-    assert found[STEP] == pytest.approx(0.020)
-    assert found["step_median_s"] == pytest.approx(0.010)
-
-
-def test_gpus_count_within_the_window_only() -> None:
-    """Readings before the first and after the last measured step are left out, and so are GPUs that stay idle."""
-    busy = [(at_s, {"a": share, "idle": 0.0}) for at_s, share in ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))]
-    assert figures_of([rank(0)], **readings(busy=busy))["gpu_busy_share"] == pytest.approx(0.7)
+def test_figures_are_the_recorded_ones() -> None:
+    """The figures of a run, from its ranks' steps and readings; what is unknown is left out."""
+    text = ""
+    for title, (ranks, used) in FIGURES.items():
+        found = {name: float(f"{value:.10g}") for name, value in figures_of(ranks, **used).items()}
+        text += f"{title}\n  {json.dumps(found)}\n"
+    compare(text, str(RECORDED.with_name("figures.txt")))
 
 
 def test_cpu_time_is_read_between_two_readings() -> None:

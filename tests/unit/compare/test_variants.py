@@ -6,6 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +26,9 @@ from tests.unit.compare.seam import (
     parse_names,
     require_different_names,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_variants_are_the_recorded_ones() -> None:
@@ -57,39 +61,45 @@ def test_idle_cpus_that_a_wider_binding_uses(name: str, capsys: pytest.CaptureFi
     assert warns == (name == "example:dgx-a100")
 
 
-@pytest.mark.parametrize("text", ["A=1", "", "torchrun 'x", "torchrun \\"])
-def test_wrong_texts_are_usage_errors(text: str) -> None:
-    """No launcher, or an open quote, is an error that says what to write."""
-    with pytest.raises(UsageError) as caught:
-        own_variant(text, SCRIPT)
-    assert caught.value.hint
-    assert ("is not closed" in caught.value.message) == text.startswith("torchrun")
+def own(text: str) -> object:
+    """Read the text of a variant."""
+    return own_variant(text, SCRIPT)
 
 
-def test_a_comparison_takes_two_different_variants() -> None:
-    """One variant, the same one twice, and unknown names are errors."""
-    one = known_variant("torchrun", SCRIPT)
-    for variants in ([one], [one, one]):
-        with pytest.raises(UsageError):
-            require_different_names(variants)
-    with pytest.raises(ValueError, match="is not one of torchrun"):
-        parse_names("torchrun,torchrn")
-    for text in ("accelerate launch", "mpirun -n 2"):
-        with pytest.raises(UsageError, match="begins with neither"):
-            own_variant(text, SCRIPT)
+def command(text: str) -> object:
+    """Read a command of --a."""
+    return own_command(text, option="--a")
+
+
+def names(text: str) -> object:
+    """Read the names of variants, and require that they differ."""
+    require_different_names([known_variant(name, SCRIPT) for name in parse_names(text)])
+    return text
 
 
 @pytest.mark.parametrize(
-    "text", ["cd x; python y.py", "python x.py > log", "python x.py 2>&1", "python x.py | tee log"]
+    ("read", "text", "says"),
+    [
+        *((own, text, "names no command") for text in ("A=1", "")),
+        *((own, text, "is not closed") for text in ("torchrun 'x", "torchrun \\")),
+        *((own, text, "begins with neither") for text in ("accelerate launch", "mpirun -n 2")),
+        (names, "torchrun", "a comparison needs two variants"),
+        (names, "torchrun,torchrun", "twice"),
+        (names, "torchrun,torchrn", "is not one of torchrun"),
+        *(  # no shell would see the operator; a program's own semicolon is none
+            (command, text, "no shell runs")
+            for text in ("cd x; python y.py", "python x.py > log", "python x.py 2>&1", "python x.py | tee log")
+        ),
+        *(
+            (_percent, text, "is not a percentage such as 5 or 5%|between 0 and 100 %")
+            for text in ("x", "", "101", "nan")
+        ),
+    ],
 )
-def test_a_command_for_a_shell_is_a_usage_error(text: str) -> None:
-    """No shell would see the operator; a program's own semicolon is none."""
-    with pytest.raises(UsageError, match="no shell runs"):
-        own_command(text, option="--a")
-
-
-@pytest.mark.parametrize("text", ["x", "", "101", "nan"])
-def test_a_margin_is_a_percentage(text: str) -> None:
-    """Anything else is an error in words."""
-    with pytest.raises(ValueError, match=r"is not (a percentage such as 5 or 5%|between 0 and 100 %)"):
-        _percent(text)
+def test_mistakes(read: Callable[[str], object], text: str, says: str) -> None:
+    """Each is an error in words; for variants, a hint says what to write."""
+    with pytest.raises((UsageError, ValueError), match=says) as caught:
+        read(text)
+    if read is own:
+        assert isinstance(caught.value, UsageError)
+        assert caught.value.hint

@@ -163,19 +163,6 @@ def test_own_options_are_told_apart(own: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "command"),
-    [
-        ([], ["python3", "-u", "s", "a", "2", "$"]),
-        (["-m"], ["python3", "-u", "-m", "s", "a", "2", "$"]),
-        (["--no-python"], ["s", "a", "2", "$"]),
-    ],
-)
-def test_the_command_of_a_rank(options: list[str], command: list[str]) -> None:
-    """The macros of torchrun are in the arguments, not in the program."""
-    assert read([*options, "s", "a", "${local_rank}", "$$"]).command_of(2) == command
-
-
-@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("--master-port 99999 s.py", "--master-port is 99999; it must be a port, below 65536"),

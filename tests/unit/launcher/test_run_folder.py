@@ -31,14 +31,24 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
 
 
-MADE: dict[str, Callable[[Path], object]] = {
+def _open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 34)
+
+
+MADE: dict[str, Callable[[Path], None]] = {
     "nothing": lambda _: None,
     "a file": Path.touch,
     "a folder": lambda path: path.mkdir(mode=0o700),
-    "a folder open to all": lambda path: (path.mkdir(), path.chmod(0o777)),
+    "a folder open to all": _open_to_all,
     "a link": lambda path: path.symlink_to("elsewhere"),
     "a pipe": os.mkfifo,
-    "a huge file": lambda path: (path.touch(), os.truncate(path, 1 << 34)),
+    "a huge file": _huge,
 }
 """What may be at a path."""
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.trace.made import loop
 from tests.unit.trace.cases import CASES
 from tests.unit.trace.seam import ScriptNotes, analyze, make_report, read_noted, read_trace, trace_table
 
@@ -138,14 +137,6 @@ def test_the_time_for_many_that_overlap() -> None:
     begun = time.process_time()
     assert analyze(trace).steps_us[0]["compute"] == number
     assert time.process_time() - begun < 1
-
-
-def test_pinning_in_another_thread() -> None:
-    """Pinning in torch's pin thread is not a finding."""
-    made = loop(steps=1, compute=800, idle=200)
-    made.pins = [[5, *loop(wait=10).loads[0][1:]]]
-    found = make_report([analyze(read_trace(made.content(), source="x"))]).findings
-    assert [shared.finding.what for shared in found] == ["GPU idle"]
 
 
 @pytest.mark.parametrize(
