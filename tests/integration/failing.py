@@ -264,7 +264,7 @@ def _started(
     changes = {"TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     if not scenario.command:
         line = CommandLine(module="numapin", arguments=words, environ=environment(**changes), cwd=str(folder))
-        return start(line, err=folder / "err", fork=False)
+        return start(line, err=folder / "err", fork=True)
     before = [word.format(cgroup=cgroup) if "{cgroup}" in word else word for word in scenario.command]
     with (folder / "err").open("w") as err:
         return subprocess.Popen(
