@@ -177,7 +177,9 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 say("this machine has one NUMA node: all memory is local, with or without binding")
         warn(plan.warnings)
         if options.dry_run or options.verbose:
-            way = f"with torch's store: {job.why_torch}" if job.why_torch else f"direct, without torch: {hosts_in_words}"
+            way = (
+                f"with torch's store: {job.why_torch}" if job.why_torch else f"direct, without torch: {hosts_in_words}"
+            )
             say(f"launcher: {way}")
         if options.verbose:  # each decision that is not about a rank's CPUs and memory: those are in the plan
             why = "one per visible GPU" if any(rank.gpu for rank in plan.ranks) else "no GPU is visible"
