@@ -339,6 +339,18 @@ def test_the_state_in_etcd_is_not_signed_and_numapin_says_so(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_without_its_package(tmp_path: Path, backend: str) -> None:
+    """The hint names the package, which has another name than the module."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['etcd'] = None")
+    meeting = ("--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "127.0.0.1:1")
+    line = ("run", "--quiet", "--nproc-per-node", "1", *meeting, script(tmp_path, "pass"))
+    done = numapin(*line, PYTHONPATH=str(tmp_path))
+    assert done.status == 1
+    assert "the rendezvous in etcd needs the Python module etcd, which is not installed" in done.err
+    assert "hint: pip install python-etcd, or" in done.err
+
+
 KINDS = [("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]
 
 
