@@ -353,8 +353,17 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
         return None
     if wanted == "gpu":
         raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin doctor")
-    if wanted.isascii() and wanted.isdecimal():
+    with suppress(ValueError):
         return int(wanted)
+    from importlib.metadata import entry_points  # here, because it is slow to import
+
+    words = next(option.words for option in torchruns.TORCHRUN_OPTIONS if option.key == "nproc_per_node")
+    # Only torch knows the name of a device that a package of this group adds to it.
+    if wanted not in words and not entry_points(group="torch.backends"):
+        raise UsageError(
+            f"--nproc-per-node is {wanted}; it must be a number, {', '.join(words[:-1])} or {words[-1]}",
+            "give a number, or leave it out for one rank per visible GPU",
+        )
     require_torch(f"--nproc-per-node {wanted}")
     try:
         with importing_torch():  # it knows other devices, and counts CPUs

@@ -26,7 +26,7 @@ from numapin.base.text import listed
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.guardian import DEATH_S
 from numapin.launcher.hosts import HostPlace, Hosts, NotMet, interruptible, numbered, public_id
-from numapin.launcher.line import Line, LineEnded, LineRefused
+from numapin.launcher.line import Line, LineEnded, LineRefused, LineUnsigned
 from numapin.launcher.ranks import StopSignal
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ _HINT: Final = "see what numapin printed on the other hosts"
 _MISSING_HINT: Final = (
     "start numapin run on all hosts, or wait for longer with: --rdzv-conf join_timeout=SECONDS; for this host only: "
     "numapin run --standalone …"
+)
+_UNSIGNED_HINT: Final = (
+    "set the same PET_RDZV_ID on all hosts; if that is a launcher of another job, choose a port: --master-port PORT"
 )
 
 
@@ -235,9 +238,14 @@ class FixedHosts(Hosts):
         return NotMet(problem, hint)
 
     def _answer(self, alarm: Alarm) -> HostPlace:
-        """Say on another host who it is, and return what host 0 answers."""
+        """Say on another host who it is, and return what host 0 answers.
+
+        A launcher with another id does not get this one, so there is nothing to wait for. Where host 0 may have several
+        addresses, another one may be right.
+        """
         pause_s, problem = _RETRY_S[0], ""
         while True:
+            num_unsigned = 0
             for address in self._addresses:
                 try:
                     place = self._ask(address, alarm)
@@ -245,8 +253,11 @@ class FixedHosts(Hosts):
                     problem = getattr(error, "strerror", None) or str(error)
                 except (LineEnded, LineRefused) as error:
                     problem = str(error)
+                    num_unsigned += isinstance(error, LineUnsigned)
                 else:
                     return place
+            if num_unsigned == len(self._addresses):
+                raise NotMet(f"host 0 at {self._where} was refused, because {problem}", _UNSIGNED_HINT)
             if time.monotonic() > self._deadline_s:
                 text = f"host 0 did not answer at {self._where} in {self._limit_s:g} s"
                 raise NotMet(f"{text}: {problem}", _MISSING_HINT)

@@ -5,8 +5,8 @@
 - Other hosts meet in torch's rendezvous. The state of its c10d store is a pickle, which anyone who reaches the port
   can replace. So it is signed with the rendezvous id, which never enters the store, and read only if it is valid.
 
-Of torch this uses the public interface of its rendezvous only. The keys that hosts exchange are those of torch's agent,
-so that a host under torchrun can take part in a static rendezvous.
+Of torch this uses the public interface of its rendezvous only. All hosts of a job run numapin: a host under torchrun
+neither answers a roll call nor signs its state.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ _SUCCEEDED: Final = "numapin/hosts-that-succeeded"
 _RESTARTING: Final = "numapin/hosts-that-restart"
 _SEE_OTHERS: Final = "see what numapin printed on the other hosts"
 _NOT_MET: Final = {
+    "EtcdStubError": (
+        "the rendezvous in etcd needs the Python module etcd, which is not installed",
+        "pip install python-etcd, or let the hosts meet with: --rdzv-backend c10d",
+    ),
     "RendezvousClosedError": ("the job has ended on another host", _SEE_OTHERS),
     "RendezvousConnectionError": (
         "the rendezvous host has ended its launcher, or cannot be reached",

@@ -35,6 +35,10 @@ class LineRefused(Exception):  # noqa: N818 - the event
     """The other side has sent what no launcher of this job sends."""
 
 
+class LineUnsigned(LineRefused):
+    """The other side does not know the secret of this one."""
+
+
 class Message:
     """The fields of a message. Those that are missing, or of another type, raise LineRefused."""
 
@@ -139,7 +143,7 @@ class Line:
         wanted = self._mac(body, self._num_received, from_server=not self._is_server)
         self._num_received += 1
         if not hmac.compare_digest(mac.encode(), wanted.encode()):
-            raise LineRefused("its messages are not signed with the rendezvous id of this host (PET_RDZV_ID)")
+            raise LineUnsigned("its messages are not signed with the rendezvous id of this host (PET_RDZV_ID)")
         return message
 
     def _mac(self, body: str, number: int, *, from_server: bool) -> str:

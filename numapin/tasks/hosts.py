@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 IDENTITY: Final = "NUMAPIN_HOSTS"
 """The variable by which ranks, and launchers in them, know from where their own launcher knew its hosts."""
 _OF_JOBS: Final = (
-    *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_JOBID"),
+    *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "LSB_JOBID", "PBS_JOBID"),
 )
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's range of ephemeral ports
@@ -158,14 +158,13 @@ _NOTHING: Final[_Result] = (False, None, "")
 
 
 def _open_mpi(environ: Mapping[str, str], own: OwnHost) -> _Result:
-    """OMPI_COMM_WORLD_*, from the FAQ of Open MPI on environment variables, the rest from its source."""
-    # Open MPI 4, odls_base_default_fns.c: mpirun's own addresses. Open MPI 5 passes none.
-    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
-    job = next((name for name in ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE") if name in environ), "")
-    rank, size = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
-    found = _of_mpi("Open MPI", environ, own, rank=rank, size=size, job=job)
+    """OMPI_COMM_WORLD_*: Open MPI's documentation, "Environment variables set for MPI applications"."""
+    jobs = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")  # of Open MPI 4 and 5
+    found = _of_mpi("Open MPI", environ, own, rank="OMPI_COMM_WORLD_RANK", size="OMPI_COMM_WORLD_SIZE", jobs=jobs)
     if found is None:
         return _NOTHING
+    # Open MPI 4: mpirun's own addresses, which orte/mca/schizo/ompi/schizo_ompi.c gives to all processes.
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
     addresses = [
         address
         for group in re.findall(r"tcp6?://([^;]*):\d+", uri)
@@ -178,25 +177,35 @@ def _open_mpi(environ: Mapping[str, str], own: OwnHost) -> _Result:
     if usable:
         settings = (*found.settings, f"OMPI_MCA_orte_hnp_uri={uri[:_MAX_SHOWN]}")
         return True, found._replace(first=",".join(usable), settings=settings, missing=""), ""
-    if addresses and found.first is None:
-        found = found._replace(missing="mpirun runs on another host")
+    # Open MPI 5 gives them no address of mpirun: PMIX_SERVER_URI* is that of each host's own daemon. But a namespace
+    # begins with mpirun's program, host and process (plm_base_jobid.c of PRRTE 3.0 and 4.1): prterun-gpu01-4711@1
+    named = re.fullmatch(r"prte(?:run)?-(.+)-[0-9]+@[0-9]+", environ.get("PMIX_NAMESPACE", ""))
+    if named and found.first is None and (found.number == 0) == (_short(named[1]) == _short(own.name)):
+        return True, found._replace(first=named[1], missing=""), ""
+    if (addresses or named) and found.first is None:
+        found = found._replace(missing="mpirun does not run on the host of its first process")
     return True, found, ""
 
 
 def _hydra(environ: Mapping[str, str], own: OwnHost) -> _Result:
-    """MPICH and Intel MPI: PMI_RANK and PMI_SIZE, with MPI_LOCALNRANKS of pmip_cb.c of Hydra, which srun never sets."""
+    """MPICH and Intel MPI: PMI_RANK and PMI_SIZE, with MPI_LOCALNRANKS: pmip_cb.c of MPICH's Hydra.
+
+    `srun --mpi=pmi2` sets the former, but not MPI_LOCALNRANKS. Hydra itself has no variable for the job.
+    """
     if "MPI_LOCALNRANKS" not in environ:
         return _NOTHING
-    found = _of_mpi("MPICH", environ, own, rank="PMI_RANK", size="PMI_SIZE", job="PMI_JOBID")
+    jobs = ("PBS_JOBID", "LSB_JOBID", "SLURM_JOB_ID")
+    found = _of_mpi("MPICH", environ, own, rank="PMI_RANK", size="PMI_SIZE", jobs=jobs)
     return found is not None, found, ""
 
 
 def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
-    """Slurm's variables, from srun(1), OUTPUT ENVIRONMENT VARIABLES."""
+    """Slurm's variables: srun(1) of Slurm 22.05, OUTPUT ENVIRONMENT VARIABLES."""
     if "SLURM_JOB_ID" not in environ and "SLURM_STEP_ID" not in environ:
         return _NOTHING
     num_of_job = environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1"))
     # In the shell that `srun --pty bash` starts, the variables are those of the shell, which is one task of the step.
+    # SLURM_PTY_PORT is not in the manual.
     is_shells = "SLURM_PTY_PORT" in environ and environ.get("SLURM_TASK_PID") != str(own.pid)
     if not is_in_step(environ) or is_shells:
         is_one = num_of_job in ("0", "1")
@@ -227,10 +236,10 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
 
 
 def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
-    """Tasks of blaunch, which LSF_PM_TASKID numbers from 1 (Open MPI's ess_lsf_module.c relies on it, too)."""
+    """Tasks of blaunch, which LSF_PM_TASKID numbers from 1: Open MPI's ess_lsf_module.c relies on that, too."""
     if "LSF_PM_TASKID" not in environ or "LSB_MCPU_HOSTS" not in environ:
         return _NOTHING
-    # "Environment variables set for job execution" of LSF 10.1: pairs of a host and its slots
+    # "How LSF runs parallel jobs" of LSF 9.1.3: pairs of a host and its number of slots
     hosts = tuple(dict.fromkeys(environ["LSB_MCPU_HOSTS"].split()[::2]))
     used = [name for name in ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
@@ -245,22 +254,23 @@ def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
     return True, HostsFound("LSF", number, len(hosts), hosts[0], port, settings, hosts[number]), ""
 
 
-def _pbs(environ: Mapping[str, str], own: OwnHost) -> _Result:
-    """Tasks of pbsdsh, from the PBS reference guide. The job script is task 1 of host 0, and is not one of several."""
+def _pbs(environ: Mapping[str, str], _: OwnHost) -> _Result:
+    """Tasks of pbsdsh: start_exec.c of OpenPBS, which gives PBS_NODEFILE to the job script only, not to them.
+
+    The job script is task 1 of host 0, and not one of several. Tasks have numbers such as 00000002.
+    """
     if "PBS_NODENUM" not in environ or (environ["PBS_NODENUM"], environ.get("PBS_TASKNUM", "1")) == ("0", "1"):
         return _NOTHING
-    used = [name for name in ("PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE", "PBS_JOBID") if name in environ]
+    used = [name for name in ("PBS_NODENUM", "PBS_TASKNUM", "PBS_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
-    hosts, missing = _listed(environ, own)
-    number = _number_of(own.name, hosts, default=required_count(environ, "PBS_NODENUM"))
     port = _port(crc32(environ.get("PBS_JOBID", "").encode()))
-    if not hosts:  # PBS keeps the file on the first host only
-        return True, HostsFound("PBS", number, None, None, port, settings, missing=missing), ""
-    return True, HostsFound("PBS", number, len(hosts), hosts[0], port, settings), ""
+    missing = "pbsdsh passes no list of hosts on"
+    number = required_count(environ, "PBS_NODENUM")
+    return True, HostsFound("PBS", number, None, None, port, settings, missing=missing), ""
 
 
 def _leader_worker_set(environ: Mapping[str, str], _: OwnHost) -> _Result:
-    """LeaderWorkerSet's variables, from "Labels, Annotations and Environment Variables" of its documentation."""
+    """LeaderWorkerSet's documentation, "Labels, Annotations and Environment Variables"; pod_utils.go sets them."""
     names = ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS")
     if not environ.keys() >= {*names}:
         return _NOTHING
@@ -270,9 +280,10 @@ def _leader_worker_set(environ: Mapping[str, str], _: OwnHost) -> _Result:
 
 
 def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
-    """Pods of an Indexed Job, also of a JobSet: Kubernetes, "Completion mode". Their number is not in the pod.
+    """Pods of an Indexed Job, also of a JobSet, which are not told how many they are.
 
-    The host name of pod N of a Job is JOB-N. Another pod is found by that name and the subdomain of this one.
+    The host name of pod N is JOB-N: Kubernetes' documentation, "Job with Pod-to-Pod Communication". Another pod is
+    found by that name and the subdomain of this one.
     """
     index = "JOB_COMPLETION_INDEX"
     if index not in environ:
@@ -292,23 +303,30 @@ _SOURCES: Final = (_open_mpi, _hydra, _slurm, _lsf, _pbs, _leader_worker_set, _i
 
 
 def _of_mpi(
-    manager: str, environ: Mapping[str, str], own: OwnHost, *, rank: str, size: str, job: str
+    manager: str, environ: Mapping[str, str], own: OwnHost, *, rank: str, size: str, jobs: Sequence[str]
 ) -> HostsFound | None:
-    """Return the place of an MPI process that is the only one on its host; the first host is that of a manager."""
+    """Return the place of an MPI process that is the only one on its host; the first host is that of a manager.
+
+    The first of `jobs` that is set gives the port.
+    """
     if not environ.keys() >= {rank, size}:
         return None
     number, num_hosts = required_count(environ, rank), required_count(environ, size)
-    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in (rank, size, job) if name in environ)
-    port = _port(crc32(environ.get(job, "").encode()))
+    job = [name for name in jobs if name in environ][:1]
+    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in (rank, size, *job))
+    port = _port(crc32(environ[job[0]].encode())) if job else None
     hosts, missing = _listed(environ, own)
     first = hosts[0] if hosts else None
-    if first is not None and number == 0 and first.partition(".")[0] != own.name.partition(".")[0]:
+    if first is not None and number == 0 and _short(first) != _short(own.name):
         first, missing = None, f"rank 0 is on {own.name}, and the first host of the resource manager is {first}"
     return HostsFound(manager, number, num_hosts, first, port, settings, missing=missing)
 
 
 def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], str]:
-    """Return the hosts that a manager has given to the job, each once, or why they are unknown."""
+    """Return the hosts that a manager has given to the job, each once, or why they are unknown.
+
+    PBS writes its file on the first host only: the others need a shared folder, or another way.
+    """
     for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
         if path := environ.get(variable):
             try:
@@ -326,9 +344,12 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
 
 def _number_of(name: str, hosts: Sequence[str], *, default: int) -> int:
     """Return the number of a host in a manager's list, which may have names with or without a domain."""
-    short = [host.partition(".")[0] for host in hosts]
-    own = name.partition(".")[0]
-    return short.index(own) if own in short else default
+    short = [_short(host) for host in hosts]
+    return short.index(_short(name)) if _short(name) in short else default
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _each_once(names: Iterable[str]) -> tuple[str, ...]:

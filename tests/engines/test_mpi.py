@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.xdist_group("engines"), pytest.mark.t
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
 
@@ -40,7 +42,8 @@ class Hosts:
 
     def call(self, *command: str, **changes: str) -> Done:
         """Run a command on the first machine and return its result."""
-        given = SETTINGS | {"OMPI_MCA_plm_rsh_agent": str(self.agent)} | changes
+        agent = dict.fromkeys(("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"), str(self.agent))  # Open MPI 4, 5
+        given = SETTINGS | agent | changes
         return self.head.call(*command, folder=self.folder, **given)
 
 

@@ -127,10 +127,17 @@ def _free_port() -> int:
 
 
 @contextmanager
-def job(folder: Path, kind: str, *options: str, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
+def job(
+    folder: Path,
+    kind: str,
+    *options: str,
+    hosts: int = 1,
+    is_fixed: bool = False,
+    launcher: tuple[str, ...] = NUMAPIN,
+) -> Iterator[Job]:
     """Start a job with `run`, `trace`, `exec`, `spawn` or `torchrun` as `launcher`, and end it after the block.
 
-    `options` are more options of numapin run.
+    `options` are more options of numapin run. Several hosts meet in a c10d store, or, if fixed, in a roll call.
     """
     folder.mkdir()
     secret = secrets.token_hex(16)
@@ -146,16 +153,21 @@ def job(folder: Path, kind: str, *options: str, hosts: int = 1, launcher: tuple[
         commands = [[*launcher, "exec", "--", sys.executable, path]] * 2
     else:
         own = ["--quiet"] if launcher is NUMAPIN else []
-        several = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+        port = _free_port()
+        several = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        parts = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] for host in range(hosts)]
+        if is_fixed:
+            several = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+            parts = [["--node-rank", str(host)] for host in range(hosts)]
         identity = ["--local-addr", "127.0.0.1"]
         variables = [{"PET_RDZV_ID": secret} for _ in range(hosts)] if hosts > 1 else variables
         meeting_place = [*several, *identity] if hosts > 1 else []
         ranks = ["--nproc-per-node", str(2 // hosts)]
-        confs = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] if hosts > 1 else [] for host in range(hosts)]
         verb = [kind] if launcher is NUMAPIN else []
         to = ["--output", str(folder / "trace")] if kind == "trace" else []
         commands = [
-            [*launcher, *verb, *own, *to, *ranks, *meeting_place, *conf, *options, path, str(folder)] for conf in confs
+            [*launcher, *verb, *own, *to, *ranks, *meeting_place, *part, *options, path, str(folder)]
+            for part in (parts if hosts > 1 else [[]])
         ]
     started = Job(folder, commands, variables, identity=secret)
     try:
@@ -215,11 +227,16 @@ def _places(started: Job, *, kind: str = "run") -> str:
 
 
 def _place(port: Port, launchers: set[int], master_port: int) -> str:
-    where = "loopback" if port.address == "127.0.0.1" else "all addresses"
     who = "launcher" if port.pid in launchers else "rank"
     if port.port == master_port:
-        return f"{who}: ranks' store, {where}"
-    return f"launcher: rendezvous, {where}" if port.pid in launchers else "rank: gloo, the address of the host's name"
+        return f"{who}: ranks' store, {_where(port)}"
+    if port.pid in launchers:
+        return f"launcher: rendezvous, {_where(port)}"
+    return "rank: gloo, the address of the host's name"
+
+
+def _where(port: Port) -> str:
+    return "loopback" if port.address == "127.0.0.1" else "all addresses"
 
 
 @pytest.fixture(scope="module")
@@ -339,21 +356,41 @@ def test_the_state_in_etcd_is_not_signed_and_numapin_says_so(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_etcd_without_its_package(tmp_path: Path, backend: str) -> None:
+    """The hint names the package, which has another name than the module."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['etcd'] = None")
+    meeting = ("--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "127.0.0.1:1")
+    line = ("run", "--quiet", "--nproc-per-node", "1", *meeting, script(tmp_path, "pass"))
+    done = numapin(*line, PYTHONPATH=str(tmp_path))
+    assert done.status == 1
+    assert "the rendezvous in etcd needs the Python module etcd, which is not installed" in done.err
+    assert "hint: pip install python-etcd, or" in done.err
+
+
 KINDS = [("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]
 
 
 def test_the_documented_table_of_ports(one_host: Attacked, two_hosts: Attacked, tmp_path: Path) -> None:
-    """docs/security.md lists the ports that /proc/net shows while two gloo ranks are running."""
-    places = {("run", 1): one_host.places, ("run", 2): two_hosts.places}
+    """docs/security.md lists the ports that /proc/net shows in a roll call, and while two gloo ranks are running."""
+    lines = ["| command | hosts | listens |", "|---|---|---|", f"| `numapin run` | 1 | {one_host.places} |"]
+    with job(tmp_path / "waiting", "run", "--nnodes", "3", hosts=2, is_fixed=True) as started:
+        assert wait_until(started.ports, limit_s=LIMIT_S), started.err.read_text()
+        (port,) = started.ports()
+        assert port.pid == started.processes[0].pid
+        lines.append(f"| `numapin run` | 2, until all have come | launcher: roll call, {_where(port)} |")
+    with job(tmp_path / "fixed", "run", hosts=2, is_fixed=True) as started:
+        started.await_ready()
+        lines.append(f"| `numapin run` | 2 | {_places(started)} |")
+        assert started.let_go() == [0, 0], started.err.read_text()
+    lines.append(f"| `numapin run --rdzv-backend c10d` | 2 | {two_hosts.places} |")
     for kind, hosts in KINDS:
         with job(tmp_path / f"{kind}{hosts}", kind, hosts=hosts) as started:
             started.await_ready()
-            places[kind, hosts] = _places(started, kind=kind)
+            name = "numapin.spawn" if kind == "spawn" else f"numapin {kind}"
+            name += " --rdzv-backend c10d" if (kind, hosts) == ("trace", 2) else ""
+            lines.append(f"| `{name}` | {hosts} | {_places(started, kind=kind)} |")
             started.let_go()  # its status does not matter: `trace` found no step to record
-    lines = ["| command | hosts | listens |", "|---|---|---|"]
-    for (kind, hosts), listens in places.items():
-        name = "numapin.spawn" if kind == "spawn" else f"numapin {kind}"
-        lines.append(f"| `{name}` | {hosts} | {listens} |")
     text = DOCUMENT.read_text()
     start, end = "<!-- ports: written by the test -->\n", "<!-- end of ports -->"
     before, _, rest = text.partition(start)

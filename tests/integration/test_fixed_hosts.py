@@ -198,6 +198,7 @@ def test_hosts_that_contradict_each_other(folder: Path, others: tuple[tuple[int,
         if number == 0:  # it cannot listen, so another program speaks for it
             break
         job.start(number, of=of)
+        assert wait_until(lambda: is_connected(job.port), limit_s=LIMIT_S)  # before a contradiction ends the roll call
     else:
         assert job.statuses() == [1] * len(job.launchers)
         assert all(problem in job.err(launcher) for launcher in range(len(job.launchers)))
@@ -253,19 +254,30 @@ def test_strangers_do_not_hold_up_the_roll_call(folder: Path) -> None:
 
 
 def test_a_secret_signs_what_hosts_say(folder: Path) -> None:
-    """With one PET_RDZV_ID the job runs. Without it, or with another one, a launcher is not one of the job."""
+    """With one PET_RDZV_ID the job runs. A launcher without it, or with another one, ends at once; host 0 waits on."""
     job = Job(folder, "import os, sys; print(os.environ['TORCHELASTIC_RUN_ID'], file=sys.stderr)")
     job.start(0, PET_RDZV_ID=SECRET)
-    strangers = (
-        job.start(1, "--rdzv-conf=join_timeout=1"),
-        job.start(1, "--rdzv-conf=join_timeout=1", PET_RDZV_ID=f"{SECRET}0"),
-    )
+    strangers = (job.start(1), job.start(1, PET_RDZV_ID=f"{SECRET}0"))
     assert [stranger.wait(LIMIT_S) for stranger in strangers] == [1, 1]
-    assert all("not signed with the rendezvous id of this host" in job.err(launcher) for launcher in (1, 2))
+    refused = f"host 0 at 127.0.0.1 port {job.port} was refused, because its messages are not signed with the"
+    assert all(f"{refused} rendezvous id of this host (PET_RDZV_ID)" in job.err(launcher) for launcher in (1, 2))
+    assert all("hint: set the same PET_RDZV_ID on all hosts" in job.err(launcher) for launcher in (1, 2))
+    assert job.launchers[0].poll() is None
     job.start(1, PET_RDZV_ID=SECRET)
     assert job.statuses() == [0, 1, 1, 0]
     assert job.err(0) == job.err(3), "the same id for all ranks"
     assert SECRET not in job.err(0)
+
+
+def test_another_address_of_host_0(folder: Path) -> None:
+    """Where host 0 has several addresses, a launcher of another job at one of them does not end the search."""
+    job = Job(folder, "")
+    job.start(0, PET_RDZV_ID=f"{SECRET}0")
+    job.start(1, "--master-addr=127.0.0.1,nowhere.invalid", "--rdzv-conf=join_timeout=2", PET_RDZV_ID=SECRET)
+    assert job.launchers[1].wait(LIMIT_S) == 1
+    assert "host 0 did not answer at 127.0.0.1,nowhere.invalid" in job.err(1)
+    job.launchers[0].terminate()
+    assert job.statuses() == [143, 1]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

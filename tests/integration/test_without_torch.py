@@ -116,6 +116,14 @@ def test_says_how_to_install_torch(run: Run, line: str) -> None:
     assert "rank 0" not in out
 
 
+def test_a_mistake_in_the_number_of_ranks(run: Run) -> None:
+    """A word that is no device is an error of its own: torch is neither needed nor asked."""
+    status, _, err = run("run --nproc-per-node two script.py")
+    assert status == 2
+    assert "--nproc-per-node is two; it must be a number, auto, cpu, gpu or xpu" in err
+    assert "torch" not in err
+
+
 @pytest.mark.parametrize("name", ["DataLoader", "batch_buffer", "pinned"])
 def test_names_of_the_package(run: Run, name: str) -> None:
     """What needs torch says which extra has it; the other names are there."""

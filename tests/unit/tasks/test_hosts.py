@@ -41,7 +41,8 @@ URI = {"OMPI_MCA_orte_hnp_uri": "915.0;tcp://10.0.0.1,172.17.0.1,127.0.0.1:4000;
 EACH = ("10.0.0.1", "172.17.0.1", "fd00::1")
 HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
 LSF = {"LSF_PM_TASKID": "2", "LSB_MCPU_HOSTS": "lsf1 8 lsf2 8", "LSB_JOBID": "5"}
-PBS = {"PBS_NODENUM": "1", "PBS_TASKNUM": "7", "PBS_NODEFILE": "/nodes", "PBS_JOBID": "5.head"}
+PBS = {"PBS_NODENUM": "1", "PBS_TASKNUM": "20000001", "PBS_JOBID": "5.head"}
+OMPI5 = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-a-head-29533@1"}
 LWS = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "set-0.set.space"}
 POD = {"JOB_COMPLETION_INDEX": "3"}
 RANK = {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "job", "NUMAPIN_BINDING": "{}"}
@@ -115,6 +116,13 @@ def test_no_lists(text: str) -> None:
         (OMPI | STEP, {}, 1, 2, "gpu01"),
         (OMPI, {}, 1, 2, None),
         (OMPI | URI | {"OMPI_COMM_WORLD_RANK": "0"}, {"addresses": ("172.17.0.1",)}, 0, 2, None),
+        (OMPI5, {}, 1, 2, "a-head"),
+        (OMPI5, {"name": "a-head.site"}, 1, 2, None),
+        (OMPI5 | {"OMPI_COMM_WORLD_RANK": "0"}, {"name": "a-head.site"}, 0, 2, "a-head"),
+        (OMPI5 | {"OMPI_COMM_WORLD_RANK": "0"}, {}, 0, 2, None),
+        (OMPI5 | {"PMIX_NAMESPACE": "slurm.pmix.7.0"}, {}, 1, 2, None),
+        (OMPI5 | {"PMIX_NAMESPACE": "mine"}, {}, 1, 2, None),
+        (OMPI5 | BATCH, {}, 1, 2, "gpu01"),
         (HYDRA, {}, 0, 2, None),
         (HYDRA | {"PBS_NODEFILE": "/nodes"}, {"name": "pbs1.site"}, 0, 2, "pbs1"),
         (HYDRA | {"PBS_NODEFILE": "/nodes"}, {"name": "pbs2"}, 0, 2, None),
@@ -122,10 +130,8 @@ def test_no_lists(text: str) -> None:
         (HYDRA | {"PMI_RANK": "1", "LSB_MCPU_HOSTS": "lsf1 8 lsf2 8"}, {}, 1, 2, "lsf1"),
         (LSF, {}, 1, 2, "lsf1"),
         (LSF, {"name": "lsf1.site"}, 0, 2, "lsf1"),
-        (PBS, {}, 1, 2, "pbs1"),
-        (PBS | {"PBS_NODENUM": "5"}, {"name": "pbs2"}, 1, 2, "pbs1"),
-        (PBS | {"PBS_TASKNUM": "1"}, {}, 1, 2, "pbs1"),
-        (PBS | {"PBS_NODEFILE": "/no"}, {}, 1, None, None),
+        (PBS, {}, 1, None, None),
+        (PBS | {"PBS_NODENUM": "0", "PBS_TASKNUM": "00000002"}, {}, 0, None, None),
         (LWS, {}, 1, 2, "set-0.set.space"),
         (POD, {"name": "train-3", "full_name": "train-3.train.space.svc"}, 3, None, "train-0.train.space.svc"),
         (POD, {"name": "train-3", "full_name": "train-3"}, 3, None, None),
@@ -162,7 +168,7 @@ def test_each_source(
         # srun --mpi=pmi2 sets PMI_RANK, too
         (BATCH | {"SLURM_JOB_NUM_NODES": "1", "PMI_RANK": "0", "PMI_SIZE": "2"}, ""),
         # The script of a PBS job
-        (PBS | {"PBS_NODENUM": "0", "PBS_TASKNUM": "1"}, ""),
+        (PBS | {"PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NODEFILE": "/nodes"}, ""),
         # A launcher in a rank of the same job, then in one of another launcher
         (STEP | RANK | {IDENTITY: identity_of(STEP)}, ""),
         (STEP | RANK, "the variables of Slurm are ignored"),
@@ -193,6 +199,10 @@ def test_ports() -> None:
     ]
     ports = [other.port for other in others if other is not None and other.port]
     assert len({SLURM_PORT, *ports}) == 6
+    hydra = [find(HYDRA | changes) for changes in ({"PBS_JOBID": "7"}, {"PBS_JOBID": "8"}, {})]
+    of_hydra = [found.port for found in hydra if found is not None]
+    assert of_hydra[0] != of_hydra[1], "Hydra has no variable for the job, so the manager's counts"
+    assert of_hydra[2] is None
     assert all(10_000 <= port < 30_000 for port in ports)
     same = find(STEP | {"SLURM_NODEID": "0"})
     assert same is not None
@@ -215,7 +225,9 @@ def test_ports() -> None:
         ("", OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "8 launchers", "mpirun --map-by ppr:1:node"),
         ("", OMPI, "Open MPI does not say where host 0 is", "--master-addr"),
         ("", HYDRA | {"PBS_NODEFILE": "/no"}, "PBS_NODEFILE=/no: No such file", "--master-addr"),
-        ("", PBS | {"PBS_NODEFILE": "/no"}, "PBS does not say how many hosts there are", "--nnodes N --master-addr"),
+        ("", PBS, "PBS does not say how many hosts there are", "--nnodes N --master-addr"),
+        ("--nnodes 2", PBS, "PBS does not say where host 0 is: pbsdsh passes no list of hosts on", "--master-addr"),
+        ("", OMPI5 | {"OMPI_COMM_WORLD_RANK": "0"}, "mpirun does not run on the host of its first process", "--master"),
         ("", LSF | {"LSF_PM_TASKID": "3"}, "contradict each other", "blaunch -z"),
         ("--nnodes 4", POD, "Kubernetes does not say where host 0 is: the pods have no subdomain", "--master-addr"),
     ],
@@ -246,7 +258,7 @@ def test_what_is_found_becomes_options() -> None:
         ("--master-addr head", OMPI | {"PET_MASTER_PORT": "4000"}, ((2, 2), 1, "head", 4000)),
         ("", STEP | {"PET_NNODES": "5", "PET_NODE_RANK": "4"}, ((5, 5), 4, "gpu02", SLURM_PORT)),
         ("", POD | {"PET_NNODES": "4", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "a"}, ((4, 4), 2, "a", None)),
-        ("--nnodes 2 --master-addr head", PBS | {"PBS_NODEFILE": "/no"}, ((2, 2), 1, "head", None)),
+        ("--nnodes 2 --master-addr head", PBS, ((2, 2), 1, "head", None)),
     ],
 )
 def test_options_win(line: str, environ: dict[str, str], expected: tuple[object, ...]) -> None:
