@@ -52,7 +52,7 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
             *_row("next", ["see what numapin printed there"]),
             *_row("here", _wrapped(_others(failure.ranks), 2)),
             *_row("were in", _wrapped(_places(failure.ranks), 2)),
-            *_row("more", [*(_broken(file) if file else [])]),
+            *_row("more", _broken(file) if file else []),
         ]
     cause, advice = likely_cause(failure)
     most = _LINES_WITH_EXCEPTION if rank.exception and cause else _LINES
