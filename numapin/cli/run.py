@@ -155,11 +155,12 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
         forgotten, more_files = forget_outer_rank(os.environ), raise_open_files()
         _require_unbound_threads(strict=options.strict)
         _warn_of_options_after(job)
+        num_hosts = job.min_max_nodes[1]
+        hosts_in_words = "one host" if num_hosts == 1 else f"{num_hosts} hosts"
         watch = None
         if options.verify or options.verify_after is not None or options.report is not None:
-            reason = job.why_torch or counted(job.min_max_nodes[1], "host")
             name = "agent" if job.why_torch else "direct"
-            watch = watching_of(options, {"name": name, "reason": reason})
+            watch = watching_of(options, {"name": name, "reason": job.why_torch or hosts_in_words})
 
         # The machine, then the plan, which is tried before any rank exists.
         topology = topology_from(gpu_nodes=options.gpu_nodes)
@@ -176,9 +177,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 say("this machine has one NUMA node: all memory is local, with or without binding")
         warn(plan.warnings)
         if options.dry_run or options.verbose:
-            num_hosts = counted(job.min_max_nodes[1], "host")
-            direct = f"launcher: direct, without torch: {num_hosts}"
-            say(f"launcher: with torch's store: {job.why_torch}" if job.why_torch else direct)
+            way = f"with torch's store: {job.why_torch}" if job.why_torch else f"direct, without torch: {hosts_in_words}"
+            say(f"launcher: {way}")
         if options.verbose:
             _explain_start(plan, job, forgotten=forgotten, more_files=more_files)
 

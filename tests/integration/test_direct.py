@@ -73,7 +73,7 @@ def test_the_launcher_stays_small(tmp_path: Path) -> None:
 def test_automatic_choice(tmp_path: Path) -> None:
     """--dry-run, --verbose and the report say whether torch's store is used, and why."""
     path, report = script(tmp_path, ""), tmp_path / "report.json"
-    direct = "launcher: direct, without torch: 1 host"
+    direct = "launcher: direct, without torch: one host"
     done = numapin("run", "--dry-run", "--max-restarts", "1", path, PET_NNODES="1")
     assert (done.status, f"numapin: {direct}\n" in done.err) == (0, True), done.err
     done = numapin("run", "--dry-run", "--nnodes", "1:2", path)

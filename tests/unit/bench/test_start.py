@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,9 +19,9 @@ def test_a_table_of_real_starts(
     """The table has both launchers' medians, the file each run, and a failed run gives no figure but its error."""
     measure, launchers = start.measure, []
 
-    def measured(launcher: str, script: Path, num_ranks: int) -> dict[str, float]:
+    def measured(launcher: str, script: Path, num_ranks: int, **hosts: Any) -> dict[str, float]:
         launchers.append(launcher)
-        return measure("numapin", script, num_ranks)  # torchrun's start takes ten times as long
+        return measure("numapin", script, num_ranks, **hosts)  # torchrun's start takes ten times as long
 
     monkeypatch.setattr(start, "measure", measured)
     start.main(["--script", "print", "--ranks", "2", "--repeats", "1", "--json", str(tmp_path / "start.json")])
