@@ -177,7 +177,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 say("this machine has one NUMA node: all memory is local, with or without binding")
         warn(plan.warnings)
         if options.dry_run or options.verbose:
-            way = f"with torch's store: {job.why_torch}" if job.why_torch else f"direct, without torch: {hosts_in_words}"
+            direct = f"direct, without torch: {hosts_in_words}"
+            way = f"with torch's store: {job.why_torch}" if job.why_torch else direct
             say(f"launcher: {way}")
         if options.verbose:
             _explain_start(plan, job, forgotten=forgotten, more_files=more_files)
