@@ -68,8 +68,8 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     "--all",
     "of_all",
     is_flag=True,
-    help=f"With {_OPENMETRICS} FILE: write the metrics of all runs of this user on this host, for root those of all "
-    "users, until it is stopped.",
+    help=f"With {_OPENMETRICS} FILE: write the metrics of all runs of this user on this host, or for root those of "
+    "all users, until top is stopped.",
 )
 def top(
     run: str | None,
