@@ -182,8 +182,9 @@ class FixedHosts(Hosts):
             self._hear(line, callers, is_stranger=is_stranger)
         except (LineEnded, LineRefused) as error:
             end = error
-        has_said_who = line in self._lines.values()
-        return LineRefused("it did not say who it is") if is_late and not has_said_who else end
+        if is_late and line not in self._lines.values():
+            return LineRefused("it did not say who it is")
+        return end
 
     def _listening(self) -> socket.socket:
         """Return a socket that listens on all addresses, as torch's store will. Raises NotMet."""
