@@ -114,19 +114,21 @@ def doctor(
             expected |= counts_of(like)
         else:
             expected |= each
-    if IDLE in expected and root:
+    must_be_idle = expected.pop(IDLE, None) is not None
+    if must_be_idle and root:
         raise UsageError("--expect idle needs the running machine", "leave out --root")
-    if IDLE in expected and "gpu-processes" in (skip or ()):
-        raise UsageError("--expect idle makes the check that --skip leaves out", "leave one of them out")
+    if must_be_idle and "gpu-processes" in (skip or ()):
+        problem = "--expect idle needs the check gpu-processes, which --skip leaves out"
+        raise UsageError(problem, "leave one of them out")
     try:
         topology = topology_from(gpu_nodes=gpu_nodes, root=root)
     except LibnumaError:  # a finding, so the machine's files are read without it
         topology = discover(root=Path("/"), gpu_nodes=gpu_nodes or ())
     folder = root or Path("/")
     live = None if root else read_live(topology, os.environ)
-    host = Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live, must_be_idle=IDLE in expected)
+    host = Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live, must_be_idle=must_be_idle)
     findings = examine(host, only=only or NAMES, skip=skip or ())
-    if expected.keys() - {IDLE}:
+    if expected:
         findings = (*compare(host, expected, like=like), *findings)
     gpus = topology.visible_gpus
     nodes = CpuSet(gpu.node for gpu in gpus if gpu.node is not None)

@@ -231,7 +231,8 @@ def _suggestion(message: str, command: click.Command | None) -> str:
     if unknown["kind"] == "option":
         return _like_option(typed, command)
     if command is numapin and (typed.endswith(".py") or typed in _RUN_ELSEWHERE):
-        return f"; did you mean numapin run{'' if typed in _RUN_ELSEWHERE else f' {typed}'}?"
+        script = "" if typed in _RUN_ELSEWHERE else f" {typed}"
+        return f"; did you mean numapin run{script}?"
     return (
         did_you_mean(typed, command.list_commands(click.Context(command))) if isinstance(command, click.Group) else ""
     )

@@ -58,7 +58,7 @@ _DESCRIPTION = (
 _EXAMPLES = """\
   numapin run train.py --lr 0.1                     one bound rank per visible GPU
   numapin run --bind exclusive --memory bind train.py
-  srun --ntasks-per-node=1 numapin run train.py     several hosts find each other, also under mpirun
+  srun --ntasks-per-node=1 numapin run train.py     one launcher per host; also under mpirun
   numapin run --dry-run train.py                    show the plan and each rank's command
   numapin run --report placement.json train.py      and check where threads and pages are"""
 
@@ -177,25 +177,11 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 say("this machine has one NUMA node: all memory is local, with or without binding")
         warn(plan.warnings)
         if options.dry_run or options.verbose:
-            way = (
-                f"with torch's store: {job.why_torch}" if job.why_torch else f"direct, without torch: {hosts_in_words}"
-            )
+            direct = f"direct, without torch: {hosts_in_words}"
+            way = f"with torch's store: {job.why_torch}" if job.why_torch else direct
             say(f"launcher: {way}")
-        if options.verbose:  # each decision that is not about a rank's CPUs and memory: those are in the plan
-            why = "one per visible GPU" if any(rank.gpu for rank in plan.ranks) else "no GPU is visible"
-            if job.nproc_per_node is not None:
-                why = f"--nproc-per-node {job.nproc_per_node}"
-            say(f"{counted(len(plan.ranks), 'rank')} on this host: {why}")
-            say(f"ranks meet {hosts.meeting_of(job)}")
-            if job.hosts_from:
-                say(f"found {job.hosts_from}")
-            threads = os.environ.get("OMP_NUM_THREADS")
-            share = "its share of the cores for each rank"
-            say(f"OMP_NUM_THREADS: {share if threads is None else f'{threads} was set'}")
-            if forgotten:
-                say(f"unset, because an outer rank's launcher has set them: {', '.join(forgotten)}")
-            if more_files:
-                say(more_files)
+        if options.verbose:
+            _explain_start(plan, job, forgotten=forgotten, more_files=more_files)
 
         if options.dry_run:
             _print_commands(plan, job, environment)
@@ -274,13 +260,13 @@ def parse(
 
 
 def _own_host() -> OwnHost:
-    """Return what finding the job's hosts needs of this one."""
+    """Return this host as the search for the job's hosts sees it."""
     import socket
 
     def has_address(address: str) -> bool:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))  # the kernel refuses others
+            probe.bind((address, 0))  # fails unless the address is this host's
             return True
         return False
 
@@ -387,7 +373,25 @@ def _hook_environment(command: Sequence[str], options: RunOptions) -> dict[str, 
     return hook_env.environment(options.dataloader, os.environ)
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- before the start ------------------------------------------------------------------------------------------------
+
+
+def _explain_start(plan: Plan, job: Job, *, forgotten: Sequence[str], more_files: str) -> None:
+    """Print each decision that is not about a rank's CPUs and memory; those are in the plan."""
+    why = "one per visible GPU" if any(rank.gpu for rank in plan.ranks) else "no GPU is visible"
+    if job.nproc_per_node is not None:
+        why = f"--nproc-per-node {job.nproc_per_node}"
+    say(f"{counted(len(plan.ranks), 'rank')} on this host: {why}")
+    say(f"ranks meet {hosts.meeting_of(job)}")
+    if job.hosts_from:
+        say(f"found {job.hosts_from}")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    share = "its share of the cores for each rank"
+    say(f"OMP_NUM_THREADS: {share if threads is None else f'{threads} was set'}")
+    if forgotten:
+        say(f"unset, because an outer rank's launcher has set them: {', '.join(forgotten)}")
+    if more_files:
+        say(more_files)
 
 
 def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:

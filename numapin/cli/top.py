@@ -68,8 +68,8 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     "--all",
     "of_all",
     is_flag=True,
-    help=f"With {_OPENMETRICS} FILE: write the metrics of all runs of this user on this host, for root those of all "
-    "users, until it is stopped.",
+    help=f"With {_OPENMETRICS} FILE: write the metrics of all runs of this user on this host, or for root those of "
+    "all users, until top is stopped.",
 )
 def top(
     run: str | None,
@@ -101,6 +101,7 @@ def top(
       numapin top --openmetrics /var/lib/node_exporter/numapin.prom --all
                                        of all runs on this host, as a service
     """
+    path = None if metrics is None or metrics == "-" else Path(metrics)
     if metrics is not None and as_json:
         raise UsageError(f"--json and {_OPENMETRICS} cannot be combined", "give one of them")
     if as_json and not once:
@@ -108,9 +109,9 @@ def top(
     if of_all:
         if run is not None or pids is not None:
             raise UsageError("--all and a job cannot be combined", "give one of them")
-        if metrics is None or (metrics == "-" and not once):
+        if metrics is None or (path is None and not once):
             raise UsageError(f"--all needs {_OPENMETRICS} FILE, or --once", f"type: {_ONCE} {_OPENMETRICS} --all")
-        _export_all(None if metrics == "-" else Path(metrics), interval_s, once=once)
+        _export_all(path, interval_s, once=once)
         return
     console = None if once or metrics is not None else _terminal()
 
@@ -132,7 +133,7 @@ def top(
         if console is not None:
             _watch(console, seen)
         elif metrics is not None:
-            _export(seen, job, None if metrics == "-" else Path(metrics), once=once)
+            _export(seen, job, path, once=once)
         else:
             now = next(seen)
             if as_json:
@@ -232,7 +233,7 @@ def _export_all(path: Path | None, interval_s: float, *, once: bool) -> None:
 
     At the end the file has no metrics.
     """
-    from numapin.view.openmetrics import no_metrics, openmetrics
+    from numapin.view.openmetrics import openmetrics
 
     if path is not None:
         require_writable(path, option=_OPENMETRICS)
@@ -251,7 +252,7 @@ def _export_all(path: Path | None, interval_s: float, *, once: bool) -> None:
                     return
         finally:
             if path is not None and not once:
-                write(no_metrics(), path, option=_OPENMETRICS)
+                write(openmetrics([]), path, option=_OPENMETRICS)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 NAMES: Final = (*(check.name for check in CHECKS), "topology")
 """The names that --only and --skip accept: the checks, and the notes on what could not be read."""
 IDLE: Final = "idle"
-"""The word of --expect for GPUs on which no process computes: the check that makes it so is `_OF_IDLE`."""
-_OF_IDLE: Final = "gpu-processes"
+"""The word of --expect that demands idle GPUs; `_IDLE_CHECK` judges that."""
+_IDLE_CHECK: Final = "gpu-processes"
 _DRIVER: Final = "driver"
 
 
@@ -42,13 +42,13 @@ _COUNTED: Final[Mapping[str, Callable[[Topology], int | None]]] = {
     "ports": _active_ports,
     "memory": lambda topology: topology.memory_bytes,
 }
-"""The counts that --expect compares: NUMA nodes with CPUs, NICs for RDMA, and those with an active port, among them."""
+"""The counts that --expect compares: nodes with CPUs, NICs for RDMA, and as ports those of them with an active one."""
 _NAMED: Final[Mapping[str, Callable[[Topology], set[str]]]] = {
     "gpus": lambda topology: {gpu.pci for gpu in topology.gpus if gpu.pci},
     "nics": lambda topology: set(rdma_adapters(topology)),
     "ports": lambda topology: {name for name, nic in rdma_adapters(topology).items() if nic.is_up},
 }
-"""The names of what is counted, for what is missing."""
+"""The names of the things counted, so that a message can name the missing ones."""
 _MEMORY_TOLERANCE: Final = 0.05  # firmware and crash kernels keep different parts of it
 
 
@@ -107,7 +107,10 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_expected(text: str) -> dict[str, int | str]:
-    """Return what a host must have, from gpus=8,nodes=2,memory=1T,driver=580,idle. Raises ValueError."""
+    """Return what a host must have, from gpus=8,nodes=2,memory=1T,driver=580,idle. Raises ValueError.
+
+    The number of `IDLE` has no meaning.
+    """
     expected: dict[str, int | str] = {}
     for item in text.split(","):
         name, equals, value = item.partition("=")
@@ -159,7 +162,7 @@ def compare(
         elif name == "memory":
             is_same = seen is not None and abs(int(seen) - int(wanted)) <= _MEMORY_TOLERANCE * int(wanted)
         else:
-            is_same = seen == wanted or name == IDLE  # which is a check of its own
+            is_same = seen == wanted
         if is_same:
             continue
         missing = _NAMED[name](like) - _NAMED[name](topology) if like and name in _NAMED else set()
@@ -177,7 +180,6 @@ def compare(
             if rate is not None and nic.is_up and nic.rate_gbit_s is not None and rate < nic.rate_gbit_s:
                 differing.append(f"{name}: {rate:g} instead of {nic.rate_gbit_s:g} Gbit/s")
     severity = DoctorSeverity.ERROR if differing else DoctorSeverity.OK
-    named = ", ".join(name for name in expected if name != IDLE)
     remedy = "drain the host, and look for the missing part in: numapin topo, sudo dmesg" if differing else None
     return tuple(
         DoctorFinding(
@@ -188,7 +190,7 @@ def compare(
             why="A host that lost a GPU, a NIC or memory makes its job fail, or all other hosts of the job wait.",
             remedy=remedy,
         )
-        for what in differing or [f"as expected: {named}"]
+        for what in differing or [f"as expected: {', '.join(expected)}"]
     )
 
 
@@ -196,7 +198,7 @@ def examine(host: Host, *, only: Container[str] = NAMES, skip: Container[str] = 
     """Run each of these checks once, and add what could not be read of the machine."""
     findings = []
     for check in CHECKS:
-        is_asked = check.name in only or (host.must_be_idle and check.name == _OF_IDLE)
+        is_asked = check.name in only or (host.must_be_idle and check.name == _IDLE_CHECK)
         if is_asked and check.name not in skip:
             result = check.run(host)
             findings.append(DoctorFinding(check=check.name, where=check.where, why=check.why, **result._asdict()))

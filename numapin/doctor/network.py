@@ -118,7 +118,7 @@ def ports(host: Host) -> Result:
     found, unread = [], []
     for device in host.tree.names(_INFINIBAND):
         at = f"{_INFINIBAND}/{device}"
-        if host.tree.link(f"{at}/device/physfn") is not None:  # a virtual function, which may be nobody's
+        if host.tree.link(f"{at}/device/physfn") is not None:  # a virtual function, which may be unused
             continue
         address = (host.tree.link(f"{at}/device") or device).rpartition("/")[2]
         board = host.word(f"{at}/board_id") or host.word(f"{at}/hca_type")

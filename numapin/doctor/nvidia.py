@@ -16,11 +16,11 @@ from numapin.doctor.check import Host, Live, Result, Xid, error, live_check, not
 if TYPE_CHECKING:
     from numapin.topology.readings import GpuHealth
 
-_RESET: Final = frozenset({46, 48, 54, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+_RESET_XIDS: Final = frozenset({46, 48, 54, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 """Xids after which the GPU must be reset, the host restarted or the hardware looked at: no job can use the GPU."""
-_OF_NVLINK: Final = frozenset({74, *range(144, 151)})
-_RECOVERY: Final = 154
-"""The Xid that names what the driver needs now: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset …)"."""
+_NVLINK_XIDS: Final = frozenset({74, *range(144, 151)})
+_RECOVERY_XID: Final = 154
+"""The Xid with the repair that a GPU needs: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset …)"."""
 _RECOVERED: Final = "to 0x0 (None)"
 _MOST_SHOWN: Final = 8  # errors or processes in a message
 _MOST_CHARS: Final = 80  # of an error's text
@@ -37,13 +37,12 @@ def _healths(live: Live, host: Host) -> dict[str, GpuHealth] | Result:
     return {name: health for name, health in healths.items() if health is not None}
 
 
-def _unread(healths: dict[str, GpuHealth], *fields: str) -> str:
-    """Return why these fields are unknown, with the GPUs; empty if all are known."""
+def _unread(healths: dict[str, GpuHealth], field: str) -> str:
+    """Return on which GPUs a field is unknown, and why; "" if it is known on all."""
     by_error: dict[str, list[str]] = {}
     for name, health in healths.items():
-        problems = [health.unread[each] for each in fields if each in health.unread]
-        if problems:
-            by_error.setdefault(problems[0], []).append(name)
+        if field in health.unread:
+            by_error.setdefault(health.unread[field], []).append(name)
     return "; ".join(f"NVML does not report it of {', '.join(names)}: {why}" for why, names in by_error.items())
 
 
@@ -98,7 +97,7 @@ def slowdown(live: Live, host: Host) -> Result:
         remedy = "nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE; then look at fans, air flow and power supplies"
         return warning("; ".join(slow), remedy=remedy)
     unread = _unread(healths, "slowdowns")
-    return unknown(unread) if unread else ok("no clock is lowered by heat or for lack of power")
+    return unknown(unread) if unread else ok("no clocks are lowered because of heat or lack of power")
 
 
 @live_check(
@@ -147,7 +146,7 @@ def xid(live: Live, host: Host) -> Result:
     begins = "the host was started" if log.begins_s is None else _time(log.begins_s)
     latest: dict[tuple[str, int], tuple[int, Xid]] = {}  # by GPU and code, with their number
     for each in log.xids:
-        if each.code == _RECOVERY and _RECOVERED in each.message:  # what was before it does not count any more
+        if each.code == _RECOVERY_XID and _RECOVERED in each.message:  # earlier errors no longer count
             latest = {key: found for key, found in latest.items() if key[0] != each.pci}
             begins = f"{labels.get(each.pci, each.pci)} recovered at {_time(each.at_s)}"
         else:
@@ -155,7 +154,7 @@ def xid(live: Live, host: Host) -> Result:
             latest[each.pci, each.code] = number + 1, each
     if not latest:
         return ok(f"no error since {begins}")
-    in_order = sorted(latest.values(), key=lambda found: (_rank(found[1].code), -found[1].at_s))
+    in_order = sorted(latest.values(), key=lambda found: (_order(found[1].code), -found[1].at_s))
     shown = []
     for number, each in in_order[:_MOST_SHOWN]:
         times = f"{number} times, last at" if number > 1 else "at"
@@ -163,7 +162,7 @@ def xid(live: Live, host: Host) -> Result:
         shown.append(f"{labels.get(each.pci, each.pci)}: Xid {each.code} {times} {_time(each.at_s)}: {text}")
     if len(in_order) > _MOST_SHOWN:
         shown.append(f"and {len(in_order) - _MOST_SHOWN} more")
-    what, worst = "; ".join(shown), _rank(in_order[0][1].code)
+    what, worst = "; ".join(shown), _order(in_order[0][1].code)
     if worst == 0:
         return error(what, remedy="drain the host; reset the GPU (sudo nvidia-smi --gpu-reset -i INDEX) or reboot")
     if worst == 1:
@@ -171,11 +170,11 @@ def xid(live: Live, host: Host) -> Result:
     return note(what, remedy="programs cause these, too; look them up in NVIDIA's Xid catalog")
 
 
-def _rank(code: int) -> int:
+def _order(code: int) -> int:
     """Return 0 for an Xid that makes a GPU unusable, 1 for one of NVLink, 2 for others."""
-    if code in _RESET or code == _RECOVERY:
+    if code in _RESET_XIDS or code == _RECOVERY_XID:
         return 0
-    return 1 if code in _OF_NVLINK else 2
+    return 1 if code in _NVLINK_XIDS else 2
 
 
 def _time(at_s: float) -> str:

@@ -310,7 +310,7 @@ class ElsewhereFirst(NamedTuple):
 
     host: str
     number: int  # of the host
-    rank: int | None  # None: no rank failed there, but the launcher ended
+    rank: int | None  # None: unknown, or the launcher itself ended
     reason: str  # its exception or its end, in one line
 
     @property
@@ -338,7 +338,7 @@ class JobFailure:
 
     @property
     def first(self) -> EndedRank:
-        """The rank that failed first on this host; if the failure was elsewhere, maybe one that was only ended."""
+        """The rank that failed first on this host; if the job failed elsewhere, it may only have been ended."""
         return self.ranks[0]
 
     @property

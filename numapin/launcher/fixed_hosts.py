@@ -1,4 +1,4 @@
-"""Several hosts, each of which knows its number and the address of host 0: no rendezvous, and no torch.
+"""Several hosts, each of which knows its number and the address of host 0; they need no rendezvous and no torch.
 
 Before ranks start, the launchers make a roll call: host 0 listens on MASTER_PORT, the others connect and say who they
 are, and each gets the number of its first rank. Then host 0 leaves the port to rank 0, which serves torch's store.
@@ -58,23 +58,23 @@ _UNSIGNED_HINT: Final = (
 
 
 class _Caller(NamedTuple):
-    """What a launcher says of its host."""
+    """A host as its launcher describes it."""
 
     number: int
-    num_hosts: int  # of the job, as it believes
+    num_hosts: int  # of the job, by its options
     num_ranks: int
     name: str
     role: str
 
 
 class _HostFailure(NamedTuple):
-    """What ended the job on a host; without a rank and a text, only that something did."""
+    """The failure of a host; without a rank and a text, its cause is unknown."""
 
     number: int
     name: str
     rank: int | None = None
     text: str = ""
-    is_consequence: bool = True  # of what happened on another host, or maybe so
+    is_consequence: bool = True  # whether another host's failure may have caused it
 
 
 class FixedHosts(Hosts):
@@ -104,7 +104,7 @@ class FixedHosts(Hosts):
         self._is_over = False  # another host has failed or was stopped, or this one has told them that it did
         self._failures: dict[int, _HostFailure] = {}  # by the number of the host, in the order of the news
         self._has_reported = set[int]()  # the hosts whose ranks have ended after a failure
-        self._first: _HostFailure | None = None  # what ended the job, as all hosts say
+        self._first: _HostFailure | None = None  # the failure that all hosts report as the first
         if not {"rdzv_endpoint", "master_addr"} & job.typed:
             say(
                 f"--nnodes {self._own.num_hosts}: waiting for the other hosts at {self._where}, on this host; name "
@@ -130,11 +130,10 @@ class FixedHosts(Hosts):
 
     def _call_roll(self, alarm: Alarm) -> HostPlace:
         """Wait on host 0 for all others, and give them their numbers."""
-        callers = {0: self._own}
-        problem = ""
+        callers, problem = {0: self._own}, ""
+        strangers: dict[Line, float] = {}  # connections that have not said who they are, and until when they may
+        lines: dict[int, Line] = {}  # all connections, by their descriptors
         with self._listening() as listening:
-            strangers: dict[Line, float] = {}  # connections that have not said who they are, and until when they may
-            lines: dict[int, Line] = {}  # all connections, by their descriptors
             poll = select.poll()
             poll.register(listening, select.POLLIN)
             while len(callers) < self._own.num_hosts:
@@ -154,25 +153,20 @@ class FixedHosts(Hosts):
                 late = [line for line, until_s in strangers.items() if until_s < time.monotonic()]
                 late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS - self._own.num_hosts)]
                 for line in {*filter(None, ready), *late}:
-                    refusal: Exception | None = None
-                    try:
-                        self._hear(line, callers, is_stranger=line in strangers)
-                    except (LineEnded, LineRefused) as error:
-                        refusal = error
-                    if line in self._lines.values():
+                    end = self._why_ended(line, callers, is_stranger=line in strangers, is_late=line in late)
+                    known = [number for number, own in self._lines.items() if own is line]
+                    if end is not None or known:
                         strangers.pop(line, None)
-                    elif line in late:
-                        refusal = LineRefused("it did not say who it is")
-                    if refusal is not None:
-                        if isinstance(refusal, LineRefused):
-                            problem = f"a connection was refused, because {refusal}"
-                            line.send("refused", text=str(refusal))
-                        poll.unregister(line)
-                        del lines[line.fileno()]
-                        strangers.pop(line, None)
-                        for number in [number for number, known in self._lines.items() if known is line]:
-                            del self._lines[number], callers[number]  # it may come again
-                        line.close()
+                    if end is None:
+                        continue
+                    if isinstance(end, LineRefused):
+                        problem = f"a connection was refused, because {end}"
+                        line.send("refused", text=str(end))
+                    for number in known:
+                        del self._lines[number], callers[number]  # it may come again
+                    poll.unregister(line)
+                    del lines[line.fileno()]
+                    line.close()
             for line in strangers:
                 line.close()
         # The port is free now, so no rank of another host takes this launcher for the store.
@@ -181,6 +175,19 @@ class FixedHosts(Hosts):
             fields = dict(zip(_NUMBERS, places[number], strict=True))
             line.send("place", **fields, run_id=self.run_id, name=self._own.name)
         return self._place(places[0], self._addresses[0])
+
+    def _why_ended(
+        self, line: Line, callers: dict[int, _Caller], *, is_stranger: bool, is_late: bool
+    ) -> LineEnded | LineRefused | None:
+        """Hear a connection in the roll call; return why it has ended or is refused, None if it goes on."""
+        end: LineEnded | LineRefused | None = None
+        try:
+            self._hear(line, callers, is_stranger=is_stranger)
+        except (LineEnded, LineRefused) as error:
+            end = error
+        if is_late and line not in self._lines.values():
+            return LineRefused("it did not say who it is")
+        return end
 
     def _listening(self) -> socket.socket:
         """Return a socket that listens on all addresses, as torch's store will. Raises NotMet."""
@@ -191,9 +198,8 @@ class FixedHosts(Hosts):
             listening = socket.create_server(("", self._port), family=family, backlog=backlog, dualstack_ipv6=is_dual)
         except OSError as error:
             is_used = error.errno == errno.EADDRINUSE
-            hint = (
-                "choose another one on all hosts: --master-port PORT" if is_used else "see the limits with: ulimit -a"
-            )
+            choose = "choose another one on all hosts: --master-port PORT"
+            hint = choose if is_used else "see the limits with: ulimit -a"
             reason = os.strerror(error.errno or 0)
             raise NotMet(f"host 0 cannot listen on port {self._port}: {reason}", hint) from None
         listening.setblocking(False)
@@ -324,7 +330,7 @@ class FixedHosts(Hosts):
             text = f"waiting for {whom} ({waited_s:.0f} of {self._limit_s:g} s){reason}"
             say(f"{text}; for a job on this host only: numapin run --standalone …")
 
-    # --- the life line -----------------------------------------------------------------------------------------------
+    # --- news of other hosts -----------------------------------------------------------------------------------------
 
     def has_failed_elsewhere(self) -> bool:
         """Return whether the job has failed on another host. Raises StopSignal if it was stopped there."""
@@ -339,7 +345,7 @@ class FixedHosts(Hosts):
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Let the other hosts know at once if an exception is about to end the ranks of this one."""
+        """Tell the other hosts at once if an exception in this block is about to end the ranks of this one."""
         try:
             yield
         except StopSignal as error:

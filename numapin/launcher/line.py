@@ -1,4 +1,4 @@
-"""A connection between two launchers, which carries lines of JSON, signed if both know the job's secret.
+"""A connection between two launchers that carries lines of JSON, signed if both know the job's secret.
 
 Both sides greet each other with a random number. The key of a connection is made of the secret and both numbers, and
 what is signed includes the direction and the number of the message, so no message can be repeated elsewhere.
@@ -40,14 +40,14 @@ class LineUnsigned(LineRefused):
 
 
 class Message:
-    """The fields of a message. Those that are missing, or of another type, raise LineRefused."""
+    """The fields of a message. Reading one that is missing or of another type raises LineRefused."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         self._fields = fields
 
     @property
     def kind(self) -> str:
-        """What the message is about."""
+        """The kind of message."""
         return self.text("kind")
 
     def number(self, name: str) -> int:
@@ -97,9 +97,9 @@ class Line:
         self._connection.close()
 
     def send(self, kind: str, **fields: int | str | None) -> None:
-        """Send a message. What the kernel cannot take now, the other side does not read: the line has ended.
+        """Send a message. If the kernel's buffer is full, the other side has stopped reading: end the line.
 
-        An ended line is noticed by the next `receive`.
+        The next `receive` raises LineEnded.
         """
         body = json.dumps({"kind": kind, **fields})
         mac = self._mac(body, self._num_sent, from_server=self._is_server)

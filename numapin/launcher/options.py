@@ -147,8 +147,8 @@ TORCHRUN_OPTIONS: Final = (
     _Option(("--role",), _RANKS, "NAME", "Role of the ranks (default: default).", default="default"),
     _Option(("--start-method",), _RANKS, "METHOD", "How torch's multiprocessing starts processes: spawn (default), "
             "fork or forkserver.", words=("spawn", "fork", "forkserver"), choices=True, default="spawn"),
-    _Option(("--nnodes",), _HOSTS, "N|MIN:MAX", "Number of hosts, or a range (default: 1; below srun and "
-            "mpirun, theirs).", read=_hosts,
+    _Option(("--nnodes",), _HOSTS, "N|MIN:MAX", "Number of hosts, or a range (default: that of srun or "
+            "mpirun, else 1).", read=_hosts,
             default=(1, 1), is_usual=True),
     _Option(("--rdzv-backend",), _HOSTS, "NAME", "How the hosts find each other: c10d for several hosts (default: "
             "static).", words=("c10d", "static", "etcd-v2", "etcd"), default="static", is_usual=True),

@@ -38,12 +38,12 @@ _NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespac
 _MOST_CHARS: Final = 128  # of a variable's value
 _MOST_RUNS: Final = 32  # of one user
 _SEARCH_EVERY_S: Final = 10.0  # each search reads the environments of all processes
-_PROBLEMS: Final = (NumapinError, OSError, ValueError)  # of one run, which must not end the others'
+_PROBLEMS: Final = (NumapinError, OSError, ValueError)  # with one run, which must not hide the other runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrigin:
-    """Where a job comes from. None: unknown.
+    """The origin of a job. None: unknown.
 
     Attributes:
         host: The name of this host.
@@ -85,7 +85,7 @@ def origin_of(job: RunningJob, environ: Mapping[str, str]) -> JobOrigin:
 
 
 class JobFollower:
-    """A job that is looked at again and again; ranks that start later or again are found by `again`."""
+    """A job that is sampled repeatedly; `again` finds ranks that start later or were restarted."""
 
     def __init__(
         self, job: RunningJob, again: Callable[[], RunningJob], loads: Callable[[], Mapping[str, GpuLoad]]
@@ -123,7 +123,7 @@ class JobFollower:
 class NodeFollower:
     """The runs on this host that this user may see; `loads` reads the GPUs.
 
-    `unread` are the folders of runs that could not be read, or are too many for one user.
+    `unread` are the folders of runs that could not be read, and those of a user beyond `_MOST_RUNS`.
     """
 
     def __init__(self, loads: Callable[[], Mapping[str, GpuLoad]], environ: Mapping[str, str]) -> None:

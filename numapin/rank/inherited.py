@@ -1,4 +1,4 @@
-"""What a launcher inherits and changes for its ranks: the limit on open files, and the variables of an outer rank.
+"""Settings that a launcher inherits and changes for its ranks: the limit on open files, an outer rank's variables.
 
 `numapin exec` imports this before the program starts: the standard library only.
 """
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 OPEN_FILES: Final = 65536
 """Every DataLoader worker holds pipes and memory: the usual limit of 1024 is too low for the loaders of eight ranks."""
-_OF_AGENTS: Final = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_TIMER_FILE")
+_AGENT_VARIABLES: Final = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_TIMER_FILE")
 
 
 def raise_open_files() -> str:
-    """Raise this process's limit on open files to OPEN_FILES, or to the hard limit; return what was done, for people.
+    """Raise this process's limit on open files to OPEN_FILES, or to the hard limit; return a line that reports it.
 
-    A higher limit stays. "" means that nothing was changed.
+    A higher limit stays; then the line is "".
     """
     import resource
 
@@ -34,20 +34,20 @@ def raise_open_files() -> str:
 
 
 def forget_outer_rank(environ: MutableMapping[str, str]) -> tuple[str, ...]:
-    """Remove what a launcher has set for an outer rank, and return the names of these variables.
+    """Remove the variables that a launcher has set for an outer rank, and return their names.
 
-    The outer rank has started this launcher, or has submitted its job. Its number of threads, NICs and timers are not
-    those of the ranks that this launcher starts. Nor is its store: with TORCHELASTIC_USE_AGENT_STORE, no rank of a job
-    without a launcher's store would serve one, and all would wait. RANK and LOCAL_RANK stay: they say that this
-    launcher runs inside a rank, and its own ranks get others. So does a number of threads that the user has set.
+    The outer rank has started this launcher, or has submitted its job. Its number of threads, its NICs and its timers
+    do not suit the ranks that this launcher starts. Nor does its store: with TORCHELASTIC_USE_AGENT_STORE, no rank of a
+    job without a launcher's store would serve one, and all would wait. RANK and LOCAL_RANK stay: they show that this
+    launcher runs inside a rank, and its own ranks get others. A number of threads that the user has set stays, too.
     """
     binding = environ.get("NUMAPIN_BINDING")
     if binding is None and "TORCHELASTIC_RUN_ID" not in environ:
         return ()
-    forgotten = [*_OF_AGENTS, *environ.get("NUMAPIN_NIC_ENV", "").split(":"), "NUMAPIN_NIC_ENV"]
+    forgotten = [*_AGENT_VARIABLES, *environ.get("NUMAPIN_NIC_ENV", "").split(":"), "NUMAPIN_NIC_ENV"]
     if environ.get("OMP_NUM_THREADS") == _threads_of(binding):
         forgotten.append("OMP_NUM_THREADS")
-    if not os.path.isdir(environ.get("NUMAPIN_RUN_DIR", "")):  # that of a run on another host
+    if not os.path.isdir(environ.get("NUMAPIN_RUN_DIR", "")):  # the folder of a run on another host
         forgotten.append("NUMAPIN_RUN_DIR")
     return tuple(name for name in forgotten if environ.pop(name, None) is not None)
 

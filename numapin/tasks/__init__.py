@@ -1,4 +1,4 @@
-"""What other launchers started: one rank, which `numapin exec` binds, or one `numapin run` on each host of a job.
+"""Processes that another launcher started: ranks, which `numapin exec` binds, or one `numapin run` on each host.
 
 ::
 

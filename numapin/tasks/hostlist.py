@@ -44,6 +44,6 @@ def _numbers(ranges: str) -> list[str]:
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("", "")
         if not match or not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise ValueError(f"has a range that is not one: {part}")
+            raise ValueError(f"has a malformed range: {part}")
         numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
     return numbers

@@ -43,9 +43,10 @@ def doctor_table(report: DoctorReport) -> RenderableType:
         for finding, following in zip(findings, [*findings[1:], None], strict=True):
             shown = [Text(finding.what)]
             is_last_of_check = following is None or following.check != finding.check
-            if severity in _TO_MEND and is_last_of_check:  # the others take one line each
+            is_explained = severity in _TO_MEND and is_last_of_check  # the others take one line each
+            if is_explained:
                 shown += [Text(f"why: {finding.why}", style="dim"), Text(f"seen: {finding.where}", style="dim")]
-            if severity in _TO_MEND and is_last_of_check and finding.remedy:
+            if is_explained and finding.remedy:
                 shown.append(Text(f"fix: {finding.remedy}", style="cyan"))
             rows.append((finding.check, Group(*shown)))
         parts += [Text(f"{severity or 'unknown'} ({len(findings)})", style=style), _table(rows), Text()]

@@ -43,16 +43,18 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
     rank = failure.first
     if failure.elsewhere is not None:
         first = failure.elsewhere
-        host, is_rank = f"{first.number} ({first.host})", first.rank is not None
-        label, who = ("rank", f"{first.rank}, the first to fail: host {host}") if is_rank else ("host", host)
+        host = f"{first.number} ({first.host})"
+        where = _row("host", _wrapped(host, 2))
+        if first.rank is not None:
+            where = _row("rank", _wrapped(f"{first.rank}, the first to fail: host {host}", 2))
         return [
             _cut(f"{printable(failure.program)} failed", _TITLE_COLUMNS),
-            *_row(label, _wrapped(who, 2)),
+            *where,
             *_row("failed", _wrapped(first.reason, _LINES["failed"])),
             *_row("next", ["see what numapin printed there"]),
             *_row("here", _wrapped(_others(failure.ranks), 2)),
             *_row("were in", _wrapped(_places(failure.ranks), 2)),
-            *_row("more", [*(_broken(file) if file else [])]),
+            *_row("more", _broken(file) if file else []),
         ]
     cause, advice = likely_cause(failure)
     most = _LINES_WITH_EXCEPTION if rank.exception and cause else _LINES

@@ -90,13 +90,8 @@ def openmetrics(jobs: Iterable[tuple[Top, JobOrigin]], *, num_unread: int | None
 
 
 def ended(run: str, origin: JobOrigin) -> str:
-    """Return the metrics of a run that is not watched any more or has ended."""
+    """Return the metrics of a run that has ended or is no longer watched."""
     return "\n".join([*_family(_ACTIVE, _ACTIVE_HELP, [(_labels(run, origin), 0)]), _END])
-
-
-def no_metrics() -> str:
-    """Return the text for a host that is not watched any more."""
-    return _END
 
 
 def _labels(run: str, origin: JobOrigin) -> dict[str, str]:

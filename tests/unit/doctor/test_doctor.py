@@ -89,7 +89,7 @@ def _compared(topology: Topology, text: str, *, like: Topology | None = None, **
         ("memory=1075G", "as expected: memory"),
         ("gpus=8,memory=1080G", "gpus: 2 instead of 8\nmemory: 1024.0 GiB instead of 1080.0 GiB"),
         ("memory=900G", "memory: 1024.0 GiB instead of 900.0 GiB"),
-        ("driver=580.159.04,idle", "as expected: driver"),
+        ("driver=580.159.04", "as expected: driver"),
         ("driver=580", "as expected: driver"),
         ("driver=58", "driver: 580.159.04 instead of 58"),
         ("driver=580.159.04.1", "driver: 580.159.04 instead of 580.159.04.1"),

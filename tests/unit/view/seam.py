@@ -12,7 +12,7 @@ from numapin.topology.nics import NicKind, adapters, natural
 from numapin.topology.readings import GpuLoad
 from numapin.view.attach_table import attach_table
 from numapin.view.failure_block import failure_text, traceback_lines
-from numapin.view.openmetrics import ended, no_metrics, openmetrics
+from numapin.view.openmetrics import ended, openmetrics
 from numapin.view.page import page
 from numapin.view.picture import (
     COLORS,

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics import parser as strict
 
 from tests.recorded.screens import compare
 from tests.terminals import HOSTILE
-from tests.unit.view.seam import GpuLoad, JobOrigin, ended, no_metrics, openmetrics
+from tests.unit.view.seam import GpuLoad, JobOrigin, ended, openmetrics
 from tests.unit.watched import job, loop, rank
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_each_job_has_the_recorded_metrics() -> None:
     both = [(JOBS[next(iter(JOBS))], IN_A_POD), (replace(job(rank()), run="run-y"), NOWHERE)]
     texts["two runs of a host, one in a pod"] = openmetrics(both, num_unread=1)
     texts["a host without a run"] = openmetrics([], num_unread=0)
-    texts |= {"a run that has ended": ended("run-x", IN_A_POD), "a host that is not watched": no_metrics()}
+    texts |= {"a run that has ended": ended("run-x", IN_A_POD), "a host that is not watched": openmetrics([])}
     compare("".join(f"=== {name}\n{text}" for name, text in texts.items()), str(RECORDED))
 
 
