@@ -43,7 +43,11 @@ _MOST_CHARS: Final = 60  # of a job's address
 _MOST_RECORDS: Final = 1 << 17  # of the kernel's buffer, which may be filled while it is read
 _JOURNAL_S: Final = 5.0
 _RECORD: Final = re.compile(r"([0-9]+),([0-9]+),([0-9]+),[^;]*;(.*)")
-_XID: Final = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): ([0-9]{1,6}), ?(.*)")
+_XID: Final = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)[^)\[]*\): ([0-9]{1,6}), ?(.*)"
+)
+"""An error of the driver. The kernel's line on a crash begins with the program's name, which any user chooses: its 15
+characters have no room for a whole address."""
 
 
 def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
@@ -166,10 +170,19 @@ def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl
     """Return the driver's errors in the kernel's own buffer, or else in the journal of this boot."""
     begins_s: float | None
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    # "6,339,5140900,-;text": priority and facility, number, microseconds since boot, flags. Facility 0 is the
+    # kernel's own: programs may write here, too.
+    records: list[tuple[str, ...]] = []
+    problem = f"{path} shows no message of the kernel"  # a container may have /dev/null or a terminal in its place
     try:
-        lines = _kernel_messages(path)
+        found = map(_RECORD.match, _kernel_messages(path))
+        records = [match.groups() for match in found if match and int(match[1]) >> 3 == 0]
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror}"
+    if records:
+        entries = [(booted_s + int(at) / 1e6, text) for _, _, at, text in records]
+        begins_s = None if int(records[0][1]) == 0 else entries[0][0]
+    else:
         try:
             # With a full path: prologs have no PATH, and root's must not lead to another user's program.
             done = subprocess.run(
@@ -185,13 +198,6 @@ def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl
         if not matches:
             return KernelLog(None, problem=f"{problem}; the journal shows no message of the kernel")
         entries, begins_s = [(float(at), text) for at, text in matches], float(matches[0][0])
-    else:
-        # "6,339,5140900,-;text": priority and facility, number, microseconds since boot, flags. Facility 0 is the
-        # kernel's own: programs may write here, too.
-        records = [match.groups() for match in map(_RECORD.match, lines) if match and int(match[1]) >> 3 == 0]
-        entries = [(booted_s + int(at) / 1e6, text) for _, _, at, text in records]
-        is_whole = not records or int(records[0][1]) == 0
-        begins_s = None if is_whole else entries[0][0]
     xids = []
     for at_s, text in entries:
         match = _XID.match(text)
@@ -203,7 +209,7 @@ def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl
 
 def _kernel_messages(path: str) -> list[str]:
     """Return the records of the kernel's buffer. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     chunks: list[bytes] = []
     try:
         for _ in range(_MOST_RECORDS):

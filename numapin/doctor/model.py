@@ -205,7 +205,7 @@ def examine(host: Host, *, only: Container[str] = NAMES, skip: Container[str] = 
     nvml = host.live.nvml if host.live else None
     reported: tuple[str, ...] = ()  # in the finding about the driver
     if nvml is not None:
-        reported = nvml.notes if nvml.gpus is None else nvml.lost
+        reported = nvml.notes if nvml.gpus is None else (*nvml.lost, *nvml.silent)
     findings += [
         DoctorFinding(
             check="topology",

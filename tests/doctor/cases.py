@@ -180,6 +180,7 @@ _NVML = {
         gpus=None, broken=True, notes=("NVML did not start: Driver/library version mismatch; reboot",)
     ),
     "no driver": _NO_DRIVER,
+    "a GPU without power": _nvml()._replace(silent=("GPU 1 (in NVML's order) is left out: no power; check with: x",)),
     "a GPU that is lost": _nvml()._replace(lost=("GPU 1 (in NVML's order) is left out: GPU is lost; check with: x",)),
 }
 _NO_LIBNUMA = {"libnuma": "libnuma could not be loaded: gone", "refused": None}
