@@ -42,6 +42,8 @@ _SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
 _MOST_CHARS: Final = 60  # of a job's address
 _MOST_RECORDS: Final = 1 << 17  # of the kernel's buffer, which may be filled while it is read
 _JOURNAL_S: Final = 5.0
+_UNTIL_IDLE_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.5
 _RECORD: Final = re.compile(r"([0-9]+),([0-9]+),([0-9]+),[^;]*;(.*)")
 _XID: Final = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)[^)\[]*\): ([0-9]{1,6}), ?(.*)"
@@ -50,8 +52,12 @@ _XID: Final = re.compile(
 characters have no room for a whole address."""
 
 
-def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
-    """Read the facts of the running machine; memory policies are tried on a node that this process may use."""
+def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: bool = False) -> Live:
+    """Read the facts of the running machine; memory policies are tried on a node that this process may use.
+
+    With `must_be_idle`, look at the GPUs again for some seconds while processes compute on them: the processes of a job
+    that has ended take time to end.
+    """
     libnuma, refused = None, None
     try:
         load()
@@ -68,7 +74,10 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
     if torch is not None:  # its data path may be off with this torch, which torch's files show
         site_packages = Path(str(metadata.distribution("torch").locate_file("")))
         torch_off = torch_names.explained_in(site_packages, torch_names.TORCH, torch)
-    nvml = read_nvml(with_health=True)
+    nvml, end_s = read_nvml(with_health=True), time.monotonic() + _UNTIL_IDLE_S
+    while must_be_idle and gpu_users(nvml) and time.monotonic() < end_s:
+        time.sleep(_LOOK_EVERY_S)
+        nvml = read_nvml(with_health=True)
     return Live(
         environ=environ,
         refused=refused,
