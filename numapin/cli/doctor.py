@@ -125,7 +125,7 @@ def doctor(
     except LibnumaError:  # a finding, so the machine's files are read without it
         topology = discover(root=Path("/"), gpu_nodes=gpu_nodes or ())
     folder = root or Path("/")
-    live = None if root else read_live(topology, os.environ)
+    live = None if root else read_live(topology, os.environ, must_be_idle=must_be_idle)
     host = Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live, must_be_idle=must_be_idle)
     findings = examine(host, only=only or NAMES, skip=skip or ())
     if expected:

@@ -42,12 +42,22 @@ _SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
 _MOST_CHARS: Final = 60  # of a job's address
 _MOST_RECORDS: Final = 1 << 17  # of the kernel's buffer, which may be filled while it is read
 _JOURNAL_S: Final = 5.0
+_UNTIL_IDLE_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.5
 _RECORD: Final = re.compile(r"([0-9]+),([0-9]+),([0-9]+),[^;]*;(.*)")
-_XID: Final = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): ([0-9]{1,6}), ?(.*)")
+_XID: Final = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)[^)\[]*\): ([0-9]{1,6}), ?(.*)"
+)
+"""An error of the driver. The kernel's line on a crash begins with the program's name, which any user chooses: its 15
+characters have no room for a whole address."""
 
 
-def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
-    """Read the facts of the running machine; memory policies are tried on a node that this process may use."""
+def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: bool = False) -> Live:
+    """Read the facts of the running machine; memory policies are tried on a node that this process may use.
+
+    With `must_be_idle`, look at the GPUs again for some seconds while processes compute on them: the processes of a job
+    that has ended take time to end.
+    """
     libnuma, refused = None, None
     try:
         load()
@@ -64,7 +74,10 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
     if torch is not None:  # its data path may be off with this torch, which torch's files show
         site_packages = Path(str(metadata.distribution("torch").locate_file("")))
         torch_off = torch_names.explained_in(site_packages, torch_names.TORCH, torch)
-    nvml = read_nvml(with_health=True)
+    nvml, end_s = read_nvml(with_health=True), time.monotonic() + _UNTIL_IDLE_S
+    while must_be_idle and gpu_users(nvml) and time.monotonic() < end_s:
+        time.sleep(_LOOK_EVERY_S)
+        nvml = read_nvml(with_health=True)
     return Live(
         environ=environ,
         refused=refused,
@@ -166,10 +179,19 @@ def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl
     """Return the driver's errors in the kernel's own buffer, or else in the journal of this boot."""
     begins_s: float | None
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    # "6,339,5140900,-;text": priority and facility, number, microseconds since boot, flags. Facility 0 is the
+    # kernel's own: programs may write here, too.
+    records: list[tuple[str, ...]] = []
+    problem = f"{path} shows no message of the kernel"  # a container may have /dev/null or a terminal in its place
     try:
-        lines = _kernel_messages(path)
+        found = map(_RECORD.match, _kernel_messages(path))
+        records = [match.groups() for match in found if match and int(match[1]) >> 3 == 0]
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror}"
+    if records:
+        entries = [(booted_s + int(at) / 1e6, text) for _, _, at, text in records]
+        begins_s = None if int(records[0][1]) == 0 else entries[0][0]
+    else:
         try:
             # With a full path: prologs have no PATH, and root's must not lead to another user's program.
             done = subprocess.run(
@@ -185,13 +207,6 @@ def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl
         if not matches:
             return KernelLog(None, problem=f"{problem}; the journal shows no message of the kernel")
         entries, begins_s = [(float(at), text) for at, text in matches], float(matches[0][0])
-    else:
-        # "6,339,5140900,-;text": priority and facility, number, microseconds since boot, flags. Facility 0 is the
-        # kernel's own: programs may write here, too.
-        records = [match.groups() for match in map(_RECORD.match, lines) if match and int(match[1]) >> 3 == 0]
-        entries = [(booted_s + int(at) / 1e6, text) for _, _, at, text in records]
-        is_whole = not records or int(records[0][1]) == 0
-        begins_s = None if is_whole else entries[0][0]
     xids = []
     for at_s, text in entries:
         match = _XID.match(text)
@@ -203,7 +218,7 @@ def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl
 
 def _kernel_messages(path: str) -> list[str]:
     """Return the records of the kernel's buffer. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     chunks: list[bytes] = []
     try:
         for _ in range(_MOST_RECORDS):

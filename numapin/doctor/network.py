@@ -111,7 +111,8 @@ class _Port(NamedTuple):
     "nic-ports",
     where="state, phys_state, rate and link_layer of the ports in /sys/class/infiniband",
     why="NCCL leaves out a port that is down, so that two GPUs share another one. A collective is as slow as the "
-    "slowest port. The kernel does not show the highest rate of a port: it is compared with ports of the same board.",
+    "slowest port. The kernel does not show the highest rate of a port: it is compared with ports of the same board. "
+    "A port may be down if it is disabled, or if its card has another one that is active.",
 )
 def ports(host: Host) -> Result:
     """Find RDMA ports that are down, or slower than those of the same kind."""
@@ -155,7 +156,7 @@ def ports(host: Host) -> Result:
         elif port.state != "ACTIVE":
             # A card's second port is often left without a cable, and a disabled port is meant to be down.
             is_spare = port.physical == "Disabled" or any(other.card == port.card for other in active)
-            (remarks if is_spare or not alike else faults).append(shown)
+            (remarks if is_spare else faults).append(shown)
         else:
             fastest = max((other.rate_gbit_s or 0 for other in alike), default=0)
             is_slower = port.rate_gbit_s is not None and port.rate_gbit_s < fastest
@@ -164,7 +165,7 @@ def ports(host: Host) -> Result:
                 faults.append(f"{port.name} runs at {port.rate_gbit_s:g} Gbit/s, others of its kind at {fastest:g}")
             elif is_narrow:
                 faults.append(f"{port.name} runs on one lane of four ({port.rate_gbit_s:g} Gbit/s)")
-    cables = "check cable, transceiver and switch port: ibstat, or mlxlink -d DEVICE; see: sudo dmesg"
+    cables = "check cable, transceiver and switch port (ibstat, mlxlink -d DEVICE, sudo dmesg); disable unused ports"
     if faults:
         return warning("; ".join([*faults, *remarks][:_MOST_NAMES]), remedy=cables)
     if unread:

@@ -22,6 +22,7 @@ _NVLINK_XIDS: Final = frozenset({74, *range(144, 151)})
 _RECOVERY_XID: Final = 154
 """The Xid with the repair that a GPU needs: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset …)"."""
 _RECOVERED: Final = "to 0x0 (None)"
+_MPS: Final = "nvidia-cuda-mps"  # its server's name, which the kernel cuts; it stays while no program runs
 _MOST_SHOWN: Final = 8  # errors or processes in a message
 _MOST_CHARS: Final = 80  # of an error's text
 
@@ -104,7 +105,7 @@ def slowdown(live: Live, host: Host) -> Result:
     "gpu-processes",
     where="nvmlDeviceGetComputeRunningProcesses, /proc/PID/comm and its owner",
     why="Processes that an earlier job left behind hold memory and slow down the next job on the same GPU. They are "
-    "an error with --expect idle only.",
+    "an error with --expect idle only, if they are still there after 5 seconds.",
 )
 def gpu_processes(live: Live, host: Host) -> Result:
     """Find processes that compute on GPUs before a job has started."""
@@ -125,7 +126,10 @@ def gpu_processes(live: Live, host: Host) -> Result:
     unread = _unread(healths, "processes")
     if host.must_be_idle and shown:
         pids = " ".join(str(each.pid) for each in live.gpu_users[:_MOST_SHOWN])
-        return error("; ".join(shown), remedy=f"find out whose they are: ps -o pid,user,lstart,cmd {pids}")
+        remedy = f"find out whose they are: ps -o pid,user,lstart,cmd {pids}"
+        if any(each.name == _MPS for each in live.gpu_users):
+            remedy = f"end MPS: echo quit | nvidia-cuda-mps-control (as the user who started it); {remedy}"
+        return error("; ".join(shown), remedy=remedy)
     if unread:
         return error(unread, remedy=remedy) if host.must_be_idle else unknown(unread)
     return ok("; ".join(shown) or "no process computes on a GPU")

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     "often, if a GPU has failed.",
 )
 def driver(live: Live, host: Host) -> Result:
-    """Find a driver that is missing or has lost a GPU, or whose libraries and kernel module differ."""
-    if live.nvml.lost:
-        whats, _, remedies = zip(*(note.rpartition("; ") for note in live.nvml.lost), strict=True)
-        return error("; ".join(whats), remedy=f"drain the host; {remedies[0]}")
+    """Find a driver that is missing, has lost a GPU or leaves one out, or whose libraries and kernel module differ."""
+    left_out = (*live.nvml.lost, *live.nvml.silent)
+    if left_out:
+        whats, _, remedies = zip(*(note.rpartition("; ") for note in left_out), strict=True)
+        has_failed = bool(live.nvml.lost)
+        return (error if has_failed else warning)("; ".join(whats), remedy=f"drain the host; {remedies[0]}")
     if live.nvml.gpus is not None:
         # The open and the closed kernel module write their version differently.
         version = r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s"

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.errors import NumapinError, UsageError
+from numapin.base.files import opened
+from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find import read_run
 from numapin.observe.sample import Sampler
@@ -37,6 +38,7 @@ _IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"
 _NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MOST_CHARS: Final = 128  # of a variable's value
 _MOST_RUNS: Final = 32  # of one user
+_MOST_RANKS: Final = 1024  # of one user: the number of samples and of files to read grows with it
 _SEARCH_EVERY_S: Final = 10.0  # each search reads the environments of all processes
 _PROBLEMS: Final = (NumapinError, OSError, ValueError)  # with one run, which must not hide the other runs
 
@@ -115,7 +117,7 @@ class JobFollower:
             found = self._again()
         except UsageError:  # it has ended, or its launcher was killed while ranks are still running
             return seen.has_ended
-        if found.pids != self.job.pids:
+        if (found.pids, found.starts) != (self.job.pids, self.job.starts):
             self._begin(found)
         return False
 
@@ -123,7 +125,7 @@ class JobFollower:
 class NodeFollower:
     """The runs on this host that this user may see; `loads` reads the GPUs.
 
-    `unread` are the folders of runs that could not be read, and those of a user beyond `_MOST_RUNS`.
+    `unread` are the folders of runs that could not be read, and those of a user beyond `_MOST_RUNS` or `_MOST_RANKS`.
     """
 
     def __init__(self, loads: Callable[[], Mapping[str, GpuLoad]], environ: Mapping[str, str]) -> None:
@@ -142,11 +144,11 @@ class NodeFollower:
             try:
                 now = follower.look()
                 if is_due and follower.is_incomplete(now):
-                    pids = follower.job.pids
+                    job = follower.job
                     if follower.search(now):
                         del self._followed[folder]
                         continue
-                    if follower.job.pids != pids:
+                    if follower.job is not job:
                         self._followed[folder] = follower, origin_of(follower.job, self._environ)
             except _PROBLEMS:
                 del self._followed[folder]  # found again if it can be read again
@@ -161,6 +163,9 @@ class NodeFollower:
         """Find new runs, the newest first."""
         self.unread = set()
         num_runs = Counter(follower.job.owner for follower, _ in self._followed.values())
+        num_ranks: Counter[int | None] = Counter()
+        for follower, _ in self._followed.values():
+            num_ranks[follower.job.owner] += len(follower.job.plan.ranks)
         for folder, owner in running_folders().items():
             if folder in self._followed:
                 continue
@@ -169,9 +174,13 @@ class NodeFollower:
                 continue
             num_runs[owner] += 1
             try:
-                job = _read_own(folder)
+                job = _read_own(folder, most_ranks=_MOST_RANKS - num_ranks[owner])
                 if job.pids:
-                    follower = JobFollower(job, partial(_read_own, folder), lambda: self._loads)
+                    # Its user may write another plan later, but not one with more ranks.
+                    most_ranks = len(job.plan.ranks)
+                    num_ranks[owner] += most_ranks
+                    again = partial(_read_own, folder, most_ranks=most_ranks)
+                    follower = JobFollower(job, again, lambda: self._loads)
                     self._followed[folder] = follower, origin_of(job, self._environ)
             except UsageError:  # it is starting or ending
                 continue
@@ -188,21 +197,28 @@ def running_folders() -> dict[str, int]:
     found: dict[str, int] = {}
     for folder in named:
         if run_folder.is_live(folder):
-            with suppress(OSError):
-                found[folder] = os.stat(folder).st_uid  # noqa: PTH116 - Path.stat raises for names that others chose
+            with suppress(OSError), opened(folder) as descriptor:  # the kernel gives one path for all spellings
+                found[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_uid  # noqa: PTH115
     return dict(sorted(found.items(), key=lambda entry: os.path.basename(entry[0]), reverse=True))  # noqa: PTH119
 
 
-def _read_own(folder: str) -> RunningJob:
+def _read_own(folder: str, *, most_ranks: int) -> RunningJob:
     """Read a run with the ranks that are processes of its user, each once: its records could name any process.
+
+    A thread's id does not count: all threads of its process would be read again for it.
 
     Raises UsageError, MachineError and OSError, see `read_run`.
     """
     job = read_run(Path(folder))
+    if len(job.plan.ranks) > most_ranks:
+        problem = f"{folder}: the runs of its user have more than {_MOST_RANKS} ranks"
+        raise MachineError(problem, "watch this run alone: numapin top --openmetrics RUN")
     own: dict[int, int] = {}
     for rank, pid in job.pids.items():
         with suppress(proc.Gone, OSError, NumapinError):
-            is_own = job.owner in (0, int(proc.status_field(proc.folder_of(pid), "Uid").split()[0]))
-            if is_own and pid not in own.values():
+            folder_of = proc.folder_of(pid)
+            is_own = job.owner in (0, int(proc.status_field(folder_of, "Uid").split()[0]))
+            is_process = int(proc.status_field(folder_of, "Tgid")) == pid
+            if is_own and is_process and pid not in own.values():
                 own[rank] = pid
     return replace(job, pids=own)

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.text import without_none
 from numapin.observe.model import Thread
 from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
@@ -35,6 +36,7 @@ class Sampler:
     def __init__(self, job: RunningJob, loads: Callable[[], Mapping[str, GpuLoad]]) -> None:
         self._pids, self._gone, self._loads = job.pids, job.gone, loads
         self._bound = frozenset(job.applied)
+        self._starts = without_none(job.starts)
         self._read_pages()
 
     def _read_pages(self) -> None:
@@ -58,6 +60,11 @@ class Sampler:
             number = rank.local_rank
             # Of a rank that is known to be gone, other processes may have the ids now.
             found = {} if number in self._gone else {pid: activity(pid) for pid in rank.pids}
+            stat, _ = found.get(rank.pid, (None, {}))
+            is_another = stat is not None and self._starts.setdefault(number, stat.start) != stat.start
+            if is_another:
+                self._gone |= {number}
+                found = {}
             processes = []
             for process in rank.processes:
                 names = {thread.tid: thread.name for thread in process.threads}  # a new one gets its process's
@@ -72,7 +79,8 @@ class Sampler:
             own, own_threads = found.get(rank.pid, (None, {}))
             if own is not None and own_threads:
                 up_s[number] = max(booted_s - own.start / ticks_per_s, 0.0)
-        waited = {rank: read_waited(self._pids[rank], descriptor) for rank, descriptor in self._loops.items()}
+        loops = {rank: descriptor for rank, descriptor in self._loops.items() if rank not in self._gone}
+        waited = {rank: read_waited(self._pids[rank], descriptor) for rank, descriptor in loops.items()}
         return Sample(
             at_s=time.monotonic(),
             ranks=ranks,

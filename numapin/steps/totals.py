@@ -12,11 +12,13 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 _NAME: Final = "numapin-steps"
 _LINK: Final = f"/memfd:{_NAME} (deleted)"
+_MOST_DESCRIPTORS: Final = 4096  # looked at: 20,000 took 0.8 s, and another user's process may have a million
 _LAYOUT: Final = struct.Struct("=ddQQd")
 
 
@@ -95,9 +97,14 @@ def totals_of(pid: int) -> Totals:
 
 
 def find_waited(pid: int) -> int | None:
-    """Return the number of the descriptor with the totals of a process; None if it has none or is gone."""
+    """Return the number of the descriptor with the totals of a process; None if it has none or is gone.
+
+    They are not found behind more than 4096 other descriptors.
+    """
     try:
-        return next((int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if _is_totals(path)), None)
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            paths = (Path(entry.path) for entry in islice(entries, _MOST_DESCRIPTORS))
+            return next((int(path.name) for path in paths if _is_totals(path)), None)
     except OSError:
         return None
 
@@ -108,8 +115,10 @@ def read_waited(pid: int, descriptor: int) -> Waited | None:
     if not _is_totals(path):
         return None
     try:
-        # By now it may be a pipe, which another user's process put there for an observer that is root to wait for.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        # By now it may be a pipe, which another user's process put there for an observer that is root to wait for, or a
+        # terminal, which would become that observer's own.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags), "rb") as file:
             waited_s, stepped_s, num_steps, num_bytes, copy_gbps = _LAYOUT.unpack(file.read(_LAYOUT.size))
     except (OSError, struct.error, TypeError):  # TypeError: an empty pipe gives None
         return None

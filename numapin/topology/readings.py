@@ -246,7 +246,8 @@ class NvmlReadings(NamedTuple):
     """NVML's answers. `gpus` is None if NVML could not be used; `notes` then say why.
 
     `driver` is the version of the driver's libraries. `broken`: there is a driver, but it did not answer. `links` are
-    (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word. `lost` are the notes about GPUs that failed.
+    (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word. `lost` are the notes about GPUs that failed,
+    `silent` those about GPUs left out for another reason than permissions, e.g. too little power.
     """
 
     gpus: tuple[NvmlReading, ...] | None
@@ -255,6 +256,7 @@ class NvmlReadings(NamedTuple):
     links: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 class GpuLoad(NamedTuple):

@@ -54,15 +54,21 @@ _OF_GPUS: Final[tuple[tuple[str, str, Callable[[TopRank], float | None]], ...]] 
 def openmetrics(jobs: Iterable[tuple[Top, JobOrigin]], *, num_unread: int | None = None) -> str:
     """Return the metrics of running jobs, by rank and by the GPUs' UUIDs. What is unknown is left out.
 
-    `num_unread` is the number of runs that could not be read, if these are all runs of a host.
+    `num_unread` is the number of runs that could not be read, if these are all runs of a host. A run whose labels are
+    those of a former one counts as such: no two samples may have the same labels.
     """
     families: dict[tuple[str, str], list[tuple[dict[str, str], float | None]]] = {}
+    taken: set[str] = set()
 
     def add(name: str, text: str, labels: dict[str, str], value: float | None) -> None:
         families.setdefault((name, text), []).append((labels, value))
 
     for top, origin in jobs:
         run = _labels(top.run, origin)
+        if _rendered(run) in taken:
+            num_unread = None if num_unread is None else num_unread + 1
+            continue
+        taken.add(_rendered(run))
         add(_ACTIVE, _ACTIVE_HELP, run, int(not top.has_ended))
         living_gpus: dict[str, TopRank] = {}  # ranks may share a GPU
         for rank in top.ranks:
@@ -100,15 +106,19 @@ def _labels(run: str, origin: JobOrigin) -> dict[str, str]:
     return {"run": run, "host": origin.host, **without_none(of_job)}
 
 
+def _rendered(labels: Mapping[str, str]) -> str:
+    pairs = (f'{label}="{printable(word[:_MOST_CHARS]).translate(_ESCAPES)}"' for label, word in labels.items())
+    return f"{{{','.join(pairs)}}}" if labels else ""
+
+
 def _family(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float | None]]) -> list[str]:
     """Return the lines of a metric; none if it is unknown for all."""
-    lines = []
+    found: dict[str, float] = {}
     for labels, value in samples:
         # A process may write anything into the totals of its loop, such as "not a number".
         if value is not None and isfinite(value) and value >= 0:
-            pairs = (f'{label}="{printable(word[:_MOST_CHARS]).translate(_ESCAPES)}"' for label, word in labels.items())
-            shown = f"{{{','.join(pairs)}}}" if labels else ""
-            lines.append(f"{name}{shown} {value if isinstance(value, int) else float(value)!r}")
+            found.setdefault(_rendered(labels), value)  # GPUs of a hostile plan may look alike
+    lines = [f"{name}{labels} {value if isinstance(value, int) else float(value)!r}" for labels, value in found.items()]
     if not lines:
         return []
     family = name.removesuffix("_total")

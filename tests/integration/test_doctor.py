@@ -14,6 +14,7 @@ import pytest
 from tests.doctor.given import machine
 from tests.integration.launching import NUMAPIN, REFUSE_POLICY, call, numapin
 from tests.nvml import fake
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,8 +113,21 @@ class TestDriver:
         assert (status, found["gpu-processes"]["severity"]) == (1, "ok")
         assert [finding["what"] for finding in report["findings"] if finding["check"] == "expect"] == [
             "gpus: 1 instead of 2 (missing: 0000:20:00.0)",
-            "models of GPUs: NVIDIA A100 instead of NVIDIA A100 and NVIDIA T400",
         ]
+
+    def test_a_process_that_is_ending(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
+        """A GPU that becomes idle within some seconds is idle: the processes of the job before take time to end."""
+        environ = fake_nvml.environment(tmp_path, fake.render([replace(GPUS[0], processes=(os.getpid(),))]))
+        idle = tmp_path / "idle"
+        idle.write_text(fake.render(GPUS[:1]))
+        line = (*NUMAPIN, "doctor", "--only", "gpu-processes", "--expect", "idle")
+        with subprocess.Popen(line, env=environ, stdout=subprocess.PIPE, text=True) as doctor:
+            calls = tmp_path / "calls"
+            asked = "nvmlDeviceGetComputeRunningProcesses"
+            assert wait_until(lambda: calls.exists() and asked in calls.read_text(), limit_s=60)
+            idle.rename(environ["FAKE_NVML_DATA"])
+            out, _ = doctor.communicate(timeout=60)
+        assert (doctor.returncode, "no process computes on a GPU" in out) == (0, True), out
 
     def test_a_driver_that_does_not_match(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
         """It is an error with status 1, reported once."""

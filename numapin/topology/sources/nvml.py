@@ -78,6 +78,8 @@ _NO_DRIVER: Final = frozenset({9, 12})
 _LOST: Final = frozenset({11, 15, 16, 999})
 """nvmlReturn_t of a GPU that has failed: an interrupt issue, it is lost, it must be reset, "unknown error"."""
 
+_NO_PERMISSION: Final = 4
+
 _SEE: Final = "check with: nvidia-smi"
 
 
@@ -204,12 +206,16 @@ def _read(nvml: ModuleType, *, with_health: bool) -> NvmlReadings:
     devices: list[_NvmlDevice] = []
     notes: list[str] = []
     lost: list[str] = []
+    silent: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             devices.append(_device(nvml, index, with_health=with_health))
         except nvml.NVMLError as error:
             notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
-            lost += notes[-1:] if error.value in _LOST else []
+            if error.value in _LOST:
+                lost.append(notes[-1])
+            elif error.value != _NO_PERMISSION:  # which a container or a batch system may deny on purpose
+                silent.append(notes[-1])
     for device in devices:
         if device.is_empty_mig:
             index = device.reading.index
@@ -221,6 +227,7 @@ def _read(nvml: ModuleType, *, with_health: bool) -> NvmlReadings:
         links=tuple(_links(nvml, devices)),
         notes=tuple(notes),
         lost=tuple(lost),
+        silent=tuple(silent),
     )
 
 
@@ -267,14 +274,14 @@ def _mig_instances(nvml: ModuleType, handle: object) -> Iterator[Mig]:
 
 
 def _health(nvml: ModuleType, handle: object) -> GpuHealth:
-    """Read a GPU's faults. Raises NVMLError if it is lost."""
+    """Read a GPU's faults. Raises NVMLError if an answer shows that it has failed."""
     unread: dict[str, str] = {}
 
     def ask(name: str, query: Callable[..., _T], *args: object) -> _T | None:
         try:
             answer = query(handle, *args)
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            if error.value in _LOST:
                 raise
             unread[name] = _words(error)
             return None

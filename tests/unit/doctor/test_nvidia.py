@@ -37,7 +37,8 @@ _READ = """if True:
     from numapin.topology.sources.nvml import read_nvml
     nvml = read_nvml(with_health=True)
     healths = [asdict(gpu.health) for gpu in nvml.gpus]
-    print(json.dumps({"healths": healths, "users": gpu_users(nvml), "notes": nvml.notes, "lost": nvml.lost}))
+    print(json.dumps({"healths": healths, "users": gpu_users(nvml), "notes": nvml.notes, "lost": nvml.lost,
+                      "silent": nvml.silent}))
 """
 _LOG = (
     "6,0,0,-;Linux version 6.8.0\n"
@@ -108,6 +109,25 @@ def test_a_question_that_is_refused(fake_nvml: FakeNvml, tmp_path: Path, questio
     assert found["lost"] == found["notes"]
 
 
+@pytest.mark.parametrize("code", [11, 15, 16, 999])
+@pytest.mark.parametrize("question", ["handle", "ecc", "rows", "retirement", "reasons", "processes"])
+def test_a_gpu_that_has_failed(fake_nvml: FakeNvml, tmp_path: Path, question: str, code: int) -> None:
+    """It is left out, whichever question shows that it must be reset or is lost."""
+    found = _read(fake_nvml, tmp_path, _GPU, replace(_GPU, fails={question: code}))
+    assert len(found["healths"]) == 1
+    assert (found["lost"], found["silent"]) == (found["notes"], [])
+    assert "GPU 1 (in NVML's order) is left out" in found["notes"][0]
+
+
+@pytest.mark.parametrize(("code", "is_silent"), [(4, False), (8, True), (10, True), (14, True), (17, True)])
+def test_a_gpu_that_does_not_answer(fake_nvml: FakeNvml, tmp_path: Path, code: int, *, is_silent: bool) -> None:
+    """For want of power, or with a damaged InfoROM, it is one that should be there; without permission it is not."""
+    found = _read(fake_nvml, tmp_path, _GPU, replace(_GPU, fails={"handle": code}))
+    assert (len(found["healths"]), found["lost"]) == (1, [])
+    assert found["silent"] == (found["notes"] if is_silent else [])
+    assert "GPU 1 (in NVML's order) is left out" in found["notes"][0]
+
+
 class TestKernelLog:
     """Errors of the driver in the kernel's buffer or the journal."""
 
@@ -126,6 +146,28 @@ class TestKernelLog:
         assert first.at_s == pytest.approx(booted_s + 5, abs=1)
         assert first.message.endswith("GPU has fallen off the bus.")
         assert found.begins_s is None
+
+    def test_a_crash_is_no_error_of_the_driver(self, tmp_path: Path) -> None:
+        """The kernel's line begins with the name of the program and ends with that of its file: users choose both."""
+        log = tmp_path / "kmsg"
+        crashes = (
+            "NVRM: Xid (0[4711]: segfault at 0 ip 0000555555555131 error 6 in a): 79, x[1131,555555555000+1000]",
+            "NVRM: Xid (PCI:[4711]: segfault at 0 ip 0000555555555131 error 6 in 0000:1b:00): 79, x[1131,5+1000]",
+        )
+        log.write_text("".join(f"6,{number},9000000,-;{line}\n" for number, line in enumerate(crashes)))
+        assert read_kernel_log(str(log)).xids == ()
+
+    @pytest.mark.parametrize("content", ["", "12,3,7000000,-;written by a program\n"])
+    def test_a_file_in_its_place(self, tmp_path: Path, content: str) -> None:
+        """Without a message of the kernel the journal is read, and without a journal the answer is unknown."""
+        log = tmp_path / "kmsg"
+        log.write_text(content)
+        found = read_kernel_log(str(log), "/nonexistent/journalctl")
+        assert (found.xids, found.problem) == (None, f"{log} shows no message of the kernel")
+        journal = tmp_path / "journalctl"
+        journal.write_text("#!/bin/sh\necho '1700000009.25 host kernel: NVRM: Xid (PCI:0000:1b:00): 63, row'\n")
+        journal.chmod(0o700)
+        assert [xid.code for xid in read_kernel_log(str(log), str(journal)).xids or ()] == [63]
 
     def test_a_buffer_that_has_lost_its_beginning(self, tmp_path: Path) -> None:
         """The time of the first message that is left is known."""

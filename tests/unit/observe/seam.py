@@ -8,12 +8,12 @@ from numapin.cli.top import _follow
 from numapin.data.usage import SCHEMA
 from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_file
-from numapin.observe import during_run, read
+from numapin.observe import during_run, node, read
 from numapin.observe import find as find_job
 from numapin.observe.during_run import read_loaders, reporting_loaders
 from numapin.observe.find import RunningJob
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
-from numapin.observe.node import origin_of
+from numapin.observe.node import NodeFollower, origin_of, running_folders
 from numapin.observe.read import observe
 from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top

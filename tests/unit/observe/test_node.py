@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from numapin import Bind, Memory, Plan
-from tests.unit.observe.seam import RunningJob, handover, origin_of
+from tests.unit.observe.seam import (
+    NodeFollower,
+    RunningJob,
+    Sampler,
+    handover,
+    node,
+    origin_of,
+    proc,
+    running_folders,
+)
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
@@ -81,3 +94,78 @@ def test_a_folder_with_more_files_than_a_run_writes(tmp_path: Path, monkeypatch:
     (tmp_path / "one-more").touch()
     with pytest.raises(OSError, match="more than 3 files"):
         handover.records(str(tmp_path))
+
+
+@contextmanager
+def _live_run(folder: Path, *, pid: int | None = None, num_ranks: int = 1) -> Iterator[int]:
+    """Make an active run whose first rank has a record; yield its process. `pid` is the id that the record names."""
+    folder.mkdir(parents=True)
+    ranks = tuple(replace(PLANNED, local_rank=number) for number in range(num_ranks))
+    plan = Plan(bind=Bind.NODE, memory=Memory.PREFERRED, ranks=ranks)
+    with _rank({"NUMAPIN_RUN_DIR": str(folder)}) as rank, (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        record = {
+            "schema": "numapin.observed/1",
+            "local_rank": 0,
+            "rank": 0,
+            "restart": 0,
+            "pid": pid or rank,
+            "start": None if pid else proc.stat(proc.folder_of(rank)).start,
+            "host": os.uname().nodename,
+            "applied": {},
+        }
+        (folder / f"{handover.OBSERVED}0-0.json").write_text(json.dumps(record))
+        (folder / handover.PLAN).write_text(json.dumps(plan.to_json()))
+        yield rank
+
+
+def _runs_of(follower: NodeFollower) -> list[str]:
+    follower.look()
+    return [top.run for top, _ in follower.look()]
+
+
+def test_a_thread_is_no_rank(tmp_path: Path) -> None:
+    """Each rank lists its process's threads, so a record for each thread would cost their number squared."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with _live_run(tmp_path / "run-threads", pid=thread.native_id), _live_run(tmp_path / "run-process"):
+            assert {"run-threads", "run-process"} & {*_runs_of(NodeFollower(dict, {}))} == {"run-process"}
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_too_many_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of all runs of a user are bounded; a run that exceeds the bound is counted, also if it grows later."""
+    monkeypatch.setattr(node, "_MOST_RANKS", 3)
+    monkeypatch.setattr(node, "_SEARCH_EVERY_S", 0.0)
+    small, large = tmp_path / "run-2", tmp_path / "run-1"
+    with _live_run(small, num_ranks=2), _live_run(large, num_ranks=2):
+        follower = NodeFollower(dict, {})
+        assert {"run-1", "run-2"} & {*_runs_of(follower)} == {"run-2"}
+        assert {str(small), str(large)} & follower.unread == {str(large)}
+        ranks = tuple(replace(PLANNED, local_rank=number) for number in range(4))
+        plan = Plan(bind=Bind.NODE, memory=Memory.PREFERRED, ranks=ranks)
+        (small / handover.PLAN).write_text(json.dumps(plan.to_json()))
+        follower.look()
+        assert "run-2" not in _runs_of(follower)
+        assert str(small) in follower.unread
+
+
+def test_a_folder_that_is_spelled_in_several_ways(tmp_path: Path) -> None:
+    """It is one run."""
+    folder = tmp_path / "a" / "run-x"
+    with _live_run(folder), _rank({"NUMAPIN_RUN_DIR": f"{tmp_path}/a/./run-x"}):
+        assert [name for name in running_folders() if name.endswith("run-x")] == [str(folder)]
+
+
+def test_another_process_with_the_id_of_a_rank(plan: Plan) -> None:
+    """A rank whose recorded process had another start time is gone, and stays so."""
+    with _rank({}) as pid:
+        start = proc.stat(proc.folder_of(pid)).start
+        jobs = [RunningJob(name="x", plan=plan, pids={0: pid}, applied={}, starts={0: s}) for s in (start, start - 1)]
+        same, other = (Sampler(job, dict) for job in jobs)
+        assert same.sample().gone == frozenset()
+        assert [other.sample().gone for _ in range(2)] == [{0}, {0}]

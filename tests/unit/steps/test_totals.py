@@ -99,6 +99,17 @@ def test_the_last_steps_of_an_epoch_are_published() -> None:
     assert num_published() - before == 19 + 4
 
 
+def test_many_descriptors(monkeypatch: pytest.MonkeyPatch, loop: int) -> None:
+    """A process of another user can have any number of them: only the first ones are looked at."""
+    descriptor = find_waited(loop)
+    assert descriptor is not None
+    before = sum(int(name) < descriptor for name in os.listdir(f"/proc/{loop}/fd"))  # noqa: PTH208
+    monkeypatch.setattr(totals, "_MOST_DESCRIPTORS", before)
+    assert find_waited(loop) is None
+    monkeypatch.setattr(totals, "_MOST_DESCRIPTORS", before + 1)
+    assert find_waited(loop) == descriptor
+
+
 _SIGNALLED = """
 import itertools, os, signal, time
 import torch.utils.data.dataloader
@@ -169,3 +180,25 @@ def test_a_pipe_in_their_place_does_not_block(monkeypatch: pytest.MonkeyPatch) -
     finally:
         os.close(reader)
         os.close(writer)
+
+
+_OWN_TERMINAL = """
+import os, pty
+from numapin.steps import totals
+os.setsid()
+_, terminal = pty.openpty()
+totals._is_totals = lambda _path: True
+totals.read_waited(os.getpid(), terminal)
+try:
+    os.open("/dev/tty", os.O_RDONLY)
+    print("has a terminal")
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_terminal_in_their_place_does_not_become_the_readers() -> None:
+    """A service without a terminal of its own would get the signals of that one."""
+    command = [sys.executable, "-c", f"import os\nif os.fork(): os.wait(); os._exit(0)\n{_OWN_TERMINAL}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "No such device or address\n"

@@ -89,6 +89,33 @@ def test_hostile_names() -> None:
         assert max(map(len, family.samples[0].labels.values())) <= 256
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("run-x", "run-x"), ("\x01", "\x02"), ("x" * 300, "x" * 301)],
+    ids=["equal", "not shown", "long"],
+)
+def test_runs_with_the_same_labels(name: str, other: str) -> None:
+    """The first one has metrics, the other counts as unread: two samples with the same labels would be an error."""
+    runs = [(replace(job(rank(0), rank(1)), run=run), IN_A_POD) for run in (name, other)]
+    text = openmetrics(runs, num_unread=1)
+    assert text == openmetrics(runs[:1], num_unread=2)
+    assert openmetrics(runs) == openmetrics(runs[:1])
+
+
+def test_gpus_with_the_same_label() -> None:
+    """A user's plan may name GPUs that differ in characters that are not shown: one of them has metrics."""
+    ranks = []
+    for number in range(2):
+        plan = rank(number).plan
+        assert plan.gpu is not None
+        gpu = replace(plan.gpu, uuid=f"GPU-{chr(1 + number)}")
+        ranks.append(replace(rank(number), plan=replace(plan, gpu=gpu)))
+    text = openmetrics([(job(*ranks), IN_A_POD)])
+    assert text.count("numapin_gpu_power_watts{") == 1
+    samples = [line.rpartition(" ")[0] for line in text.splitlines()]
+    assert len(samples) == len({*samples})
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_totals_that_make_no_sense(value: float) -> None:
     """Any process may write its own totals: a value that is no measurement has no sample."""
