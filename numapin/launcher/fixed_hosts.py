@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numapin.launcher.ranks import Alarm
 
 DEFAULT_PORT: Final = 29500  # torch's
-_JOIN_S: Final = 300.0
+_JOIN_S: Final = 900.0  # torch's
 _LOOK_S: Final = 0.05  # between two looks for a signal
 _RETRY_S: Final = (0.05, 1.0)  # before host 0 is tried again: at first, and at most
 _GREETING_S: Final = 10.0  # for a new connection to say who it is

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 _MOST_BYTES: Final = 4096  # of one message
 _UNSIGNED: Final = "-"
-# A host that has lost its power is noticed after 75 s.
-_KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+# A host that has lost its power is noticed after 5 minutes. Ranks may do without the launchers' network for so long.
+_KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 60, socket.TCP_KEEPCNT: 4}
 
 
 class LineEnded(Exception):  # noqa: N818 - the event
@@ -135,6 +135,8 @@ class Line:
             if message.number("numapin") != FORMAT:
                 raise LineRefused("it has another version of numapin")
             nonces = (self._nonce, message.text("nonce"))
+            if not nonces[1].isascii():  # a lone surrogate cannot be encoded
+                raise LineRefused("it is not a launcher of numapin")
             of_server, of_client = nonces if self._is_server else reversed(nonces)
             if self._secret is not None:
                 self._key = hmac.digest(self._secret, f"numapin hosts {of_server} {of_client}".encode(), "sha256")

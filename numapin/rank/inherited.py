@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 OPEN_FILES: Final = 65536
 """Every DataLoader worker holds pipes and memory: the usual limit of 1024 is too low for the loaders of eight ranks."""
 _AGENT_VARIABLES: Final = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_TIMER_FILE")
+_NIC_PREFIXES: Final = ("UCX_", "NVSHMEM_")  # of the variables of --nic-env
 
 
 def raise_open_files() -> str:
     """Raise this process's limit on open files to OPEN_FILES, or to the hard limit; return a line that reports it.
 
-    A higher limit stays; then the line is "".
+    A higher limit stays, and so does one that the kernel refuses to change: it accepts no hard limit above fs.nr_open,
+    not even the present one. "" means that nothing was changed.
     """
     import resource
 
@@ -29,7 +31,10 @@ def raise_open_files() -> str:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError):
+        return ""
     return f"open files: the limit is raised from {soft} to {wanted}, because each DataLoader worker holds several"
 
 
@@ -44,8 +49,10 @@ def forget_outer_rank(environ: MutableMapping[str, str]) -> tuple[str, ...]:
     binding = environ.get("NUMAPIN_BINDING")
     if binding is None and "TORCHELASTIC_RUN_ID" not in environ:
         return ()
-    forgotten = [*_AGENT_VARIABLES, *environ.get("NUMAPIN_NIC_ENV", "").split(":"), "NUMAPIN_NIC_ENV"]
-    if environ.get("OMP_NUM_THREADS") == _threads_of(binding):
+    of_nics = [name for name in environ.get("NUMAPIN_NIC_ENV", "").split(":") if name.startswith(_NIC_PREFIXES)]
+    forgotten = [*_AGENT_VARIABLES, *of_nics, "NUMAPIN_NIC_ENV"]
+    has_one_rank = environ.get("LOCAL_WORLD_SIZE") == "1"  # torchrun then leaves the number of threads alone
+    if environ.get("OMP_NUM_THREADS") == _threads_of(binding) and not (binding is None and has_one_rank):
         forgotten.append("OMP_NUM_THREADS")
     if not os.path.isdir(environ.get("NUMAPIN_RUN_DIR", "")):  # the folder of a run on another host
         forgotten.append("NUMAPIN_RUN_DIR")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from itertools import product
-from math import prod
 from typing import Final
 
 MAX_HOSTS: Final = 65_536
+_NO_LIST: Final = f"is not a list of at most {MAX_HOSTS} hosts"
 _ITEM: Final = re.compile(r"(?:[^,\[\]]|\[[0-9,-]+\])+")
 _PART: Final = re.compile(r"([^\[\]]+)|\[([0-9,-]+)\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -22,9 +22,15 @@ def expand(text: str) -> tuple[str, ...]:
     names: list[str] = []
     items = _items(text) if "[" in text or "]" in text else text.split(",")
     for item in items:
-        choices = [[plain] if plain else _numbers(ranges) for plain, ranges in _PART.findall(item)]
-        if not item or len(names) + prod(map(len, choices)) > MAX_HOSTS:
-            raise ValueError(f"is not a list of at most {MAX_HOSTS} hosts")
+        choices: list[list[str]] = []
+        num_names = 1
+        for plain, ranges in _PART.findall(item):
+            choices.append([plain] if plain else _numbers(ranges))
+            num_names *= len(choices[-1])
+            if len(names) + num_names > MAX_HOSTS:
+                raise ValueError(_NO_LIST)
+        if not item:
+            raise ValueError(_NO_LIST)
         names += map("".join, product(*choices))
     return tuple(names)
 
@@ -43,7 +49,9 @@ def _numbers(ranges: str) -> list[str]:
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("", "")
-        if not match or not 0 <= int(last) - int(first) < MAX_HOSTS:
+        if not match or int(last) < int(first):
             raise ValueError(f"has a malformed range: {part}")
+        if len(numbers) + int(last) - int(first) >= MAX_HOSTS:
+            raise ValueError(_NO_LIST)
         numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
     return numbers

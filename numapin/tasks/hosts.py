@@ -226,11 +226,12 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
             f"SLURM_STEP_TASKS_PER_NODE={tasks[:_MAX_SHOWN]}: some hosts have several tasks",
             "for one on each: srun --ntasks-per-node=1 numapin run …",
         )
-    num_hosts, number = required_count(environ, size), required_count(environ, "SLURM_NODEID")
+    num_hosts, number = _count(environ, size), _count(environ, "SLURM_NODEID")
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     if len(hosts) != num_hosts:
         raise UsageError(f"{' and '.join((settings[0], settings[2]))} contradict each other", _ALONE)
-    job, step = (int(environ[name]) if environ[name].isdecimal() else 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    ids = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"])
+    job, step = (int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0 for text in ids)  # int() refuses 5000 digits
     name = hosts[number] if number < num_hosts else None
     return True, HostsFound("Slurm", number, num_hosts, hosts[0], _port(job * _PRIME + step), settings, name), ""
 
@@ -244,13 +245,13 @@ def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
     used = [name for name in ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     # blaunch -z may start tasks in another order.
-    number = _number_of(own.name, hosts, default=required_count(environ, "LSF_PM_TASKID") - 1)
+    number = _number_of(own.name, hosts, default=_count(environ, "LSF_PM_TASKID") - 1)
     if not 0 <= number < len(hosts):
         raise UsageError(
             f"{' and '.join(settings[:2])} contradict each other, unless blaunch starts more than one task on a host",
             'for one task on each host: blaunch -z "$(cut -d" " -f1 "$LSB_DJOB_HOSTFILE" | sort -u)" numapin run …',
         )
-    port = _port(crc32(environ.get("LSB_JOBID", "").encode()))
+    port = _port_of(environ.get("LSB_JOBID", ""))
     return True, HostsFound("LSF", number, len(hosts), hosts[0], port, settings, hosts[number]), ""
 
 
@@ -263,9 +264,9 @@ def _pbs(environ: Mapping[str, str], _: OwnHost) -> _Result:
         return _NOTHING
     used = [name for name in ("PBS_NODENUM", "PBS_TASKNUM", "PBS_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
-    port = _port(crc32(environ.get("PBS_JOBID", "").encode()))
+    port = _port_of(environ.get("PBS_JOBID", ""))
     missing = "pbsdsh passes no list of hosts on"
-    number = required_count(environ, "PBS_NODENUM")
+    number = _count(environ, "PBS_NODENUM")
     return True, HostsFound("PBS", number, None, None, port, settings, missing=missing), ""
 
 
@@ -275,8 +276,10 @@ def _leader_worker_set(environ: Mapping[str, str], _: OwnHost) -> _Result:
     if not environ.keys() >= {*names}:
         return _NOTHING
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in names)
-    number, num_hosts = (required_count(environ, name) for name in names[:2])
-    return True, HostsFound("LeaderWorkerSet", number, num_hosts, environ[names[2]], None, settings), ""
+    number, num_hosts = (_count(environ, name) for name in names[:2])
+    first = environ[names[2]] or None
+    missing = "" if first else f"{names[2]} is empty"
+    return True, HostsFound("LeaderWorkerSet", number, num_hosts, first, None, settings, missing=missing), ""
 
 
 def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
@@ -288,7 +291,7 @@ def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
     index = "JOB_COMPLETION_INDEX"
     if index not in environ:
         return _NOTHING
-    number = required_count(environ, index)
+    number = _count(environ, index)
     settings = (f"{index}={number}", f"host name {own.name}")
     job, dash, of_name = own.name.partition(".")[0].rpartition("-")
     domain = own.full_name().partition(".")[2]
@@ -311,10 +314,10 @@ def _of_mpi(
     """
     if not environ.keys() >= {rank, size}:
         return None
-    number, num_hosts = required_count(environ, rank), required_count(environ, size)
+    number, num_hosts = _count(environ, rank), _count(environ, size)
     job = [name for name in jobs if name in environ][:1]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in (rank, size, *job))
-    port = _port(crc32(environ[job[0]].encode())) if job else None
+    port = _port_of(environ[job[0]]) if job else None
     hosts, missing = _listed(environ, own)
     first = hosts[0] if hosts else None
     if first is not None and number == 0 and _short(first) != _short(own.name):
@@ -354,6 +357,14 @@ def _short(name: str) -> str:
 
 def _each_once(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
+
+
+def _count(environ: Mapping[str, str], variable: str) -> int:
+    return required_count(environ, variable, hint=_ALONE)
+
+
+def _port_of(job: str) -> int:
+    return _port(crc32(job.encode(errors="surrogateescape")))
 
 
 def _port(number: int) -> int:

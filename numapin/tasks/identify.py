@@ -251,13 +251,13 @@ def _slurm_size(environ: Mapping[str, str]) -> int | None:
     raise _malformed(environ, _SLURM_SIZE, f"has no host {host}, which is {_SLURM_HOST}")
 
 
-def required_count(environ: Mapping[str, str], variable: str) -> int:
+def required_count(environ: Mapping[str, str], variable: str, *, hint: str = _GIVE_RANK) -> int:
     """Return the number that a variable has. Raises UsageError."""
     value = parse_count(environ[variable])
     if value is None:
-        raise _malformed(environ, variable, "is not a number from 0 to 999999")
+        raise _malformed(environ, variable, "is not a number from 0 to 999999", hint=hint)
     return value
 
 
-def _malformed(environ: Mapping[str, str], variable: str, problem: str) -> UsageError:
-    return UsageError(f"{variable}={environ[variable][:_MAX_SHOWN]!r} {problem}", _GIVE_RANK)
+def _malformed(environ: Mapping[str, str], variable: str, problem: str, *, hint: str = _GIVE_RANK) -> UsageError:
+    return UsageError(f"{variable}={environ[variable][:_MAX_SHOWN]!r} {problem}", hint)

@@ -167,7 +167,7 @@ def test_the_wait_is_reported(folder: Path) -> None:
     job = Job(folder, "")
     job.start(0, of=3)
     job.start(1, of=3)
-    job.await_said(0, f"waiting for host 2 of 3 at 127.0.0.1 port {job.port} (10 of 300 s)")
+    job.await_said(0, f"waiting for host 2 of 3 at 127.0.0.1 port {job.port} (10 of 900 s)")
     job.await_said(1, f"waiting for the other hosts; host 0 at 127.0.0.1 port {job.port} says which")
     assert "for a job on this host only: numapin run --standalone" in job.err(0)
     job.launchers[0].terminate()

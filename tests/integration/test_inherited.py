@@ -62,6 +62,29 @@ def test_ranks_may_open_more_files(soft: int, hard: str, files: int, shown: str)
         assert (said in done.err) == (files != soft), done.err
 
 
+def test_a_limit_that_the_kernel_refuses_to_change(shown: str) -> None:
+    """It stays, and the program starts. So it is where the hard limit is above fs.nr_open."""
+    text = """
+import resource, runpy
+
+set_limit = resource.setrlimit
+
+def refuse(kind, limits):
+    if kind == resource.RLIMIT_NOFILE:
+        raise ValueError("not allowed to raise maximum limit")
+    set_limit(kind, limits)
+
+resource.setrlimit = refuse
+runpy.run_module("numapin", run_name="__main__", alter_sys=True)
+"""
+    started = ("bash", "-c", 'ulimit -S -n 200 && exec "$@"', "bash", sys.executable, "-c", text)
+    run = _called(*started, "run", "--nproc-per-node=1", shown)
+    rank = ("--local-rank", "0", "--local-size", "1")
+    for done in (run, _called(*started, "exec", *rank, "--", sys.executable, shown)):
+        assert done.status == 0, done.err
+        assert json.loads(done.out)["files"] == "200"
+
+
 def test_an_outer_ranks_variables_are_forgotten(shown: str) -> None:
     """Its threads, NICs, timers and folder are not the new ranks'. --verbose names the variables."""
     done = _called(*NUMAPIN, "run", "--verbose", "--nproc-per-node=1", shown, **STALE)
@@ -99,3 +122,8 @@ def test_outside_of_a_rank_nothing_is_forgotten(shown: str, tmp_path: Path) -> N
     assert given.items() <= {**found, "NUMAPIN_RUN_DIR": str(Path(found["NUMAPIN_RUN_DIR"]).parent)}.items()
     below = _called(*NUMAPIN, "run", "--verbose", "--nproc-per-node=1", shown, TORCHELASTIC_RUN_ID="outer", **given)
     assert "has set them: OMP_NUM_THREADS" in below.err, below.err
+    alone = {**given, "TORCHELASTIC_RUN_ID": "outer", "LOCAL_WORLD_SIZE": "1", "NUMAPIN_NIC_ENV": "PATH:HOME"}
+    done = _called(*NUMAPIN, "run", "--nproc-per-node=1", shown, **alone)
+    found = json.loads(done.out)
+    assert found["OMP_NUM_THREADS"] == "1", "torchrun sets none for one rank"
+    assert found.keys() >= {"PATH", "HOME"}, "not the variables of NICs"

@@ -8,6 +8,7 @@ from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.launcher import hosts, run_folder, store, store_server
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts, why_known
+from numapin.launcher.line import Line, LineRefused
 from numapin.launcher.logs import Logs, RankOutput
 from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
 from numapin.launcher.ranks import StartedRank, StopSignal, notes_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -104,6 +105,20 @@ def test_no_lists(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", [f"n[{','.join(['0-65535'] * 50)}]", "n" + "[0-65535]" * 50], ids=["ranges", "brackets"]
+)
+def test_lists_that_are_too_long(text: str) -> None:
+    """They are refused before their names take memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="is not a list of at most 65536 hosts"):
+            expand(text)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
     ("environ", "facts", "number", "num_hosts", "first"),
     [
         (STEP, {}, 1, 3, "gpu02"),
@@ -133,6 +148,7 @@ def test_no_lists(text: str) -> None:
         (PBS, {}, 1, None, None),
         (PBS | {"PBS_NODENUM": "0", "PBS_TASKNUM": "00000002"}, {}, 0, None, None),
         (LWS, {}, 1, 2, "set-0.set.space"),
+        (LWS | {"LWS_LEADER_ADDRESS": ""}, {}, 1, 2, None),
         (POD, {"name": "train-3", "full_name": "train-3.train.space.svc"}, 3, None, "train-0.train.space.svc"),
         (POD, {"name": "train-3", "full_name": "train-3"}, 3, None, None),
         (POD, {"name": "mine", "full_name": "mine.train.space.svc"}, 3, None, None),
@@ -210,11 +226,20 @@ def test_ports() -> None:
 
 
 @pytest.mark.parametrize(
+    "environ", [STEP | {"SLURM_JOB_ID": "9" * 5000}, STEP | {"SLURM_STEP_ID": ""}, LSF | {"LSB_JOBID": "\udcff"}]
+)
+def test_damaged_numbers_of_jobs(environ: dict[str, str]) -> None:
+    """They give a port, too."""
+    found = find(environ)
+    assert found is None or 10_000 <= (found.port or 0) < 30_000
+
+
+@pytest.mark.parametrize(
     ("line", "environ", "message", "hint"),
     [
         ("", STEP | {"SLURM_STEP_NODELIST": "gpu[02-03]"}, "contradict each other", "--standalone"),
         ("", STEP | {"SLURM_STEP_NODELIST": "gpu[02"}, "brackets that do not match", "--standalone"),
-        ("", STEP | {"SLURM_NODEID": "x"}, "is not a number", ""),
+        ("", STEP | {"SLURM_NODEID": "x"}, "is not a number", "numapin run --standalone"),
         ("", STEP | {"SLURM_NODEID": "3"}, "host number 3 is not below the number of hosts: host 3", "--standalone"),
         ("", LWS | {"LWS_GROUP_SIZE": "1"}, "host number 1 is not below the number of hosts: host 1", "--standalone"),
         ("--nnodes 2", STEP | {"SLURM_NODEID": "2"}, "host number 2 is not below", "--standalone"),
