@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 OPEN_FILES: Final = 65536
 """Every DataLoader worker holds pipes and memory: the usual limit of 1024 is too low for the loaders of eight ranks."""
 _OF_AGENTS: Final = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_TIMER_FILE")
+_OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "NUMAPIN_BINDING")
 
 
 def raise_open_files() -> str:
@@ -39,16 +40,17 @@ def forget_outer_rank(environ: MutableMapping[str, str]) -> tuple[str, ...]:
     The outer rank has started this launcher, or has submitted its job. Its number of threads, NICs and timers are not
     those of the ranks that this launcher starts. Nor is its store: with TORCHELASTIC_USE_AGENT_STORE, no rank of a job
     without a launcher's store would serve one, and all would wait. RANK and LOCAL_RANK stay: they say that this
-    launcher runs inside a rank, and its own ranks get others. So does a number of threads that the user has set.
+    launcher runs inside a rank, and its own ranks get others. So does a number of threads that the user has set. A job
+    script sets NUMAPIN_HOSTS to "new": its launchers are not inside the rank that has submitted the job.
     """
     binding = environ.get("NUMAPIN_BINDING")
-    if binding is None and "TORCHELASTIC_RUN_ID" not in environ:
-        return ()
-    forgotten = [*_OF_AGENTS, *environ.get("NUMAPIN_NIC_ENV", "").split(":"), "NUMAPIN_NIC_ENV"]
-    if environ.get("OMP_NUM_THREADS") == _threads_of(binding):
-        forgotten.append("OMP_NUM_THREADS")
-    if not os.path.isdir(environ.get("NUMAPIN_RUN_DIR", "")):  # that of a run on another host
-        forgotten.append("NUMAPIN_RUN_DIR")
+    forgotten = [*_OF_RANKS] if environ.get("NUMAPIN_HOSTS") == "new" else []
+    if binding is not None or "TORCHELASTIC_RUN_ID" in environ:
+        forgotten += [*_OF_AGENTS, *environ.get("NUMAPIN_NIC_ENV", "").split(":"), "NUMAPIN_NIC_ENV"]
+        if environ.get("OMP_NUM_THREADS") == _threads_of(binding):
+            forgotten.append("OMP_NUM_THREADS")
+        if not os.path.isdir(environ.get("NUMAPIN_RUN_DIR", "")):  # that of a run on another host
+            forgotten.append("NUMAPIN_RUN_DIR")
     return tuple(name for name in forgotten if environ.pop(name, None) is not None)
 
 
