@@ -1,6 +1,6 @@
 #!/bin/bash
 # Written by numapin 0.1.0: numapin job mpi --nodes 2 --gpus-per-node 8 --hostfile hosts examples/train_ddp.py
-read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a secret of this job
+read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a new job's secret
 MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname) || exit
 mapfile -t forward < <(compgen -e | grep -Ex -e 'PATH|HOME|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*' \
     -e 'PBS_ARRAY_INDEX|(MASTER|PET|OMP|CUDA|NCCL|GLOO|UCX|NVSHMEM|NUMAPIN|HF|WANDB)_.*|(PY)?TORCH.*' | sed 's/^/-x\n/')

@@ -13,7 +13,7 @@
 #SBATCH --exclusive
 #SBATCH --requeue
 # Written by numapin 0.1.0: numapin job slurm --nodes 2 --gpus-per-node 8 --partition gpu --time 24h --signal 300 --requeue examples/train_checkpoint.py
-read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a secret of this job
+read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a new job's secret
 signaled=0
 trap 'signaled=1; kill -USR1 $! || :' USR1
 trap 'kill $! || :' TERM

@@ -1,1 +1,1 @@
-read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a secret of this job
+read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a new job's secret
