@@ -1,8 +1,8 @@
 #!/bin/bash
 # Written by numapin 0.1.0: numapin job mpi --nodes 2 --gpus-per-node 8 --hostfile hosts examples/train_ddp.py
-unset LOCAL_RANK ${TORCHELASTIC_RUN_ID+OMP_NUM_THREADS} "${!TORCHELASTIC_@}" # of a rank that has submitted this job
-read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID # the secret of the job's hosts
+read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a new job's secret
+MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname) || exit
 mapfile -t forward < <(compgen -e | grep -Ex -e 'PATH|HOME|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*' \
-    -e '(MASTER|PET|OMP|CUDA|NCCL|GLOO|UCX|NVSHMEM|NUMAPIN|HF|WANDB)_.*|(PY)?TORCH.*' | sed 's/^/-x\n/')
+    -e 'PBS_ARRAY_INDEX|(MASTER|PET|OMP|CUDA|NCCL|GLOO|UCX|NVSHMEM|NUMAPIN|HF|WANDB)_.*|(PY)?TORCH.*' | sed 's/^/-x\n/')
 exec mpirun --hostfile hosts -np 2 --map-by ppr:1:node --bind-to none "${forward[@]}" \
-    numapin run --nproc-per-node=8 --master-addr="$(mpirun -np 1 --hostfile hosts hostname)" examples/train_ddp.py
+    numapin run --nproc-per-node=8 --master-addr="$MASTER_ADDR" examples/train_ddp.py

@@ -13,17 +13,17 @@
 #SBATCH --exclusive
 #SBATCH --requeue
 # Written by numapin 0.1.0: numapin job slurm --nodes 2 --gpus-per-node 8 --partition gpu --time 24h --signal 300 --requeue examples/train_checkpoint.py
-unset LOCAL_RANK ${TORCHELASTIC_RUN_ID+OMP_NUM_THREADS} "${!TORCHELASTIC_@}" # of a rank that has submitted this job
-read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID # the secret of the job's hosts
-trap 'signaled=1; kill -USR1 $!' USR1
-trap 'kill $!' TERM
+read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a new job's secret
+signaled=0
+trap 'signaled=1; kill -USR1 $! || :' USR1
+trap 'kill $! || :' TERM
 srun --ntasks-per-node=1 --cpu-bind=none --mem-bind=none --kill-on-bad-exit=1 \
     --output=%x-%j-%N.out --open-mode=append numapin run --nproc-per-node=8 examples/train_checkpoint.py &
-while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends wait, but not the run
+while kill -0 $! 2>/dev/null; do wait $! || :; done # a signal ends wait, but not the run
 trap '' USR1 TERM
-wait $!
-status=$?
-if [ "${signaled-}$status" = 10 ] ||
+status=0
+wait $! || status=$?
+if [ "$signaled$status" = 10 ] ||
     scontrol show job --oneliner "$SLURM_JOB_ID" | grep -q ' PreemptTime=[^NU].* SuspendTime=None '; then
     exec scontrol requeue "$SLURM_JOB_ID" # it has saved, or was preempted
 fi

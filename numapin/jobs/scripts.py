@@ -69,15 +69,16 @@ def _script(
 ) -> str:
     """Return a script: directives, what wrote it, the user's lines, what the tasks need, and the command `start`.
 
-    The user's lines run in `folder`, if the manager starts elsewhere. With one task per rank, `first` is the first of
-    several hosts. Without `end` the script becomes `start`, so that signals reach it. Else the script passes them on
-    and waits; `end` then has the exit status, and whether SIGUSR1 has come.
+    The user's lines run in `folder`, if the manager starts elsewhere. `first` is a command that sets MASTER_ADDR to the
+    first host, or ends the script; it is empty if there is only one host. Without `end` the script becomes `start`, so
+    that signals reach it. Else the script passes them on and waits; `end` then has the exit status, and whether SIGUSR1
+    has come.
     """
-    cleaned, address, quoted = _part("new_job") if request.nodes > 1 else [], list[str](), list[str]()
+    cleaned, address, quoted = _part("new_job") if first else [], list[str](), list[str]()
     if request.form is Form.TASK:
         cleaned = _part("new_ranks")
         address = [
-            f"MASTER_ADDR={first if request.nodes > 1 else '127.0.0.1'}",
+            first or "MASTER_ADDR=127.0.0.1",
             "MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports",
             "export MASTER_ADDR MASTER_PORT",
         ]
@@ -91,11 +92,14 @@ def _script(
     return "\n".join([*lines, ""])
 
 
-def _started(request: JobRequest, rank_variables: str, *, apptainer: bool = True, first: str = "") -> list[list[str]]:
+def _started(
+    request: JobRequest, rank_variables: str, *, apptainer: bool = True, has_address: bool = False
+) -> list[list[str]]:
     """Return the command of each task, one group of words per line: container, numapin, the user's program.
 
     With one task per rank, a shell exports `rank_variables`, which only the task knows. `apptainer` is False if the
-    manager itself runs the task in the image. `first` is the first host, if launchers cannot find it.
+    manager itself runs the task in the image. With `has_address`, MASTER_ADDR is the first host, which launchers cannot
+    find.
     """
     container: list[str] = []
     if request.container and apptainer:
@@ -105,7 +109,7 @@ def _started(request: JobRequest, rank_variables: str, *, apptainer: bool = True
     if request.form is Form.TASK:
         shell = ["bash", "-c", f"'export {rank_variables}; exec \"$@\"'", "bash"]
         return [shell, container, ["numapin", "exec", *options, "--"], [*map(quote, rank_command(request))]]
-    address = [f"--master-addr={first}"] if first and request.nodes > 1 else []
+    address = ['--master-addr="$MASTER_ADDR"'] if has_address else []
     start = ["numapin", "run", f"--nproc-per-node={request.num_ranks}", *address, *options]
     return [container, start, [*map(quote, run_command(request))]]
 
@@ -119,17 +123,23 @@ _ALIASES: Final = {
     "-n": "--ntasks-per-node",
     "--ntasks": "--ntasks-per-node",
     "-c": "--cpus-per-task",
+    "--cpus-per-gpu": "--cpus-per-task",
     "-G": "--gpus-per-node",
     "--gpus": "--gpus-per-node",
     "--gpus-per-task": "--gpus-per-node",
+    "--gpus-per-socket": "--gpus-per-node",
     "--gres": "--gpus-per-node",
     "-t": "--time",
     "-p": "--partition",
     "-A": "--account",
     "-a": "--array",
     "-o": "--output",
+    "--mem-per-cpu": "--mem",
+    "--mem-per-gpu": "--mem",
+    "--no-requeue": "--requeue",
 }
 """Slurm's other names of our options, and options that would contradict them."""
+_OURS: Final = (*dict.fromkeys(_ALIASES.values()), "--hint", "--signal", "--open-mode", "--exclusive")
 _REQUIREMENT: Final = "-R"  # of LSF, where several count together
 _OPTION: Final = re.compile(r"--[\w-]+|-l\s*\w+|-(?:gpu|app|wa|wt)\b|-\w")
 
@@ -165,7 +175,11 @@ def _name_of(option: str, mark: str) -> str:
     """Return the name of a directive's option, such as "--time", "-N" or "-lwalltime"."""
     match = _OPTION.match(option)
     name = re.sub(r"\s", "", match[0]) if match else option
-    return _ALIASES.get(name, name) if mark == "#SBATCH" else name
+    if mark != "#SBATCH":
+        return name
+    if name.startswith("--") and name not in _ALIASES:  # sbatch accepts the beginning of a name
+        name = next((known for known in (*_OURS, *_ALIASES) if known.startswith(name)), name)
+    return _ALIASES.get(name, name)
 
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
@@ -242,13 +256,14 @@ def slurm(request: JobRequest) -> str:
     job = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if request.array else '"$SLURM_JOB_ID"'
     preempted = f"scontrol show job --oneliner {job} | grep -q ' PreemptTime=[^NU].* SuspendTime=None '"
     requeue = [
-        'if [ "${signaled-}$status" = 10 ] ||',
+        'if [ "$signaled$status" = 10 ] ||',
         f"    {preempted}; then",
         f"    exec scontrol requeue {job} # it has saved, or was preempted",
         "fi",
         'exit "$status"',
     ]
-    first = '"$(scontrol show hostnames | head -n 1)"'
+    # sbatch may be given more --nodes than the script says, so scripts for one host are made for several.
+    first = "read -r MASTER_ADDR < <(scontrol show hostnames) || exit"
     return _script(request, directives, start, first=first, end=requeue if request.requeue else ())
 
 
@@ -258,11 +273,14 @@ def slurm(request: JobRequest) -> str:
 def mpi(request: JobRequest) -> str:
     """Return a script around mpirun, which may run on a host that is not the job's, so it names the first one."""
     hosts = ["--hostfile", quote(request.hostfile)] if request.hostfile else []
-    first = f'"$({" ".join(["mpirun", "-np", "1", *hosts, "hostname"])})"'
-    return _script(request, [], _mpirun(request, hosts, first=first), first=first, forward=_part("forward"))
+    ask = " ".join(["mpirun", "-np", "1", *hosts, "hostname"])
+    first = f"MASTER_ADDR=$({ask}) || exit" if request.nodes > 1 else ""
+    has_address = bool(first) and request.form is Form.NODE
+    forward = [*([first] if has_address else []), *_part("forward")]
+    return _script(request, [], _mpirun(request, hosts, has_address=has_address), first=first, forward=forward)
 
 
-def _mpirun(request: JobRequest, hosts: Sequence[str], *, first: str = "", under: Sequence[str] = ()) -> str:
+def _mpirun(request: JobRequest, hosts: Sequence[str], *, has_address: bool = False, under: Sequence[str] = ()) -> str:
     """Return the command that runs mpirun on `hosts`, and exports the variables in the array `forward`."""
     tasks = request.tasks_per_node
     placing = ["-np", str(request.nodes * tasks), "--map-by", f"ppr:{tasks}:node", "--bind-to", "none"]
@@ -271,7 +289,12 @@ def _mpirun(request: JobRequest, hosts: Sequence[str], *, first: str = "", under
         "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE"
     )
     mpirun = [*under, "mpirun", *hosts, *placing, '"${forward[@]}"']
-    return _statement(mpirun, *_started(request, ids, first=first))
+    return _statement(mpirun, *_started(request, ids, has_address=has_address))
+
+
+def _first_line(request: JobRequest, file: str) -> str:
+    """Return a command that sets MASTER_ADDR to the first host in a file, or ends the script; "" for one host."""
+    return f"MASTER_ADDR=$(head -n 1 {file}) || exit" if request.nodes > 1 else ""
 
 
 def pbs(request: JobRequest) -> str:
@@ -319,7 +342,7 @@ def pbs(request: JobRequest) -> str:
         _directives("#PBS", options, request, replaceable=("-j ", "-V")),
         _mpirun(request, ["--hostfile", file, "--wdir", folder], under=timer),
         folder=folder,
-        first=f'"$(head -n 1 {file})"',
+        first=_first_line(request, file),
         forward=_part("forward"),
     )
 
@@ -360,12 +383,12 @@ def lsf(request: JobRequest) -> str:
         "-o ": f"{request.job_name}-%J.out",
     }
     file = '"$LSB_DJOB_HOSTFILE"'
-    requeue = f'[ "${{signaled-}}$status" != 10 ] || exit {requeue_status} # it has saved: LSF queues it again'
+    requeue = f'[ "$signaled$status" != 10 ] || exit {requeue_status} # it has saved: LSF queues it again'
     return _script(
         request,
         _directives("#BSUB", options, request, replaceable=("-o ", "-x")),
         _mpirun(request, ["--hostfile", file]),
-        first=f'"$(head -n 1 {file})"',
+        first=_first_line(request, file),
         forward=_part("forward"),
         end=[requeue, 'exit "$status"'] if is_requeued else (),
     )

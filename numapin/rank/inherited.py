@@ -17,6 +17,7 @@ OPEN_FILES: Final = 65536
 """Every DataLoader worker holds pipes and memory: the usual limit of 1024 is too low for the loaders of eight ranks."""
 _AGENT_VARIABLES: Final = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_TIMER_FILE")
 _NIC_PREFIXES: Final = ("UCX_", "NVSHMEM_")  # of the variables of --nic-env
+_RANK_VARIABLES: Final = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "NUMAPIN_BINDING")
 
 
 def raise_open_files() -> str:
@@ -44,18 +45,19 @@ def forget_outer_rank(environ: MutableMapping[str, str]) -> tuple[str, ...]:
     The outer rank has started this launcher, or has submitted its job. Its number of threads, its NICs and its timers
     do not suit the ranks that this launcher starts. Nor does its store: with TORCHELASTIC_USE_AGENT_STORE, no rank of a
     job without a launcher's store would serve one, and all would wait. RANK and LOCAL_RANK stay: they show that this
-    launcher runs inside a rank, and its own ranks get others. A number of threads that the user has set stays, too.
+    launcher runs inside a rank, and its own ranks get others. A number of threads that the user has set stays, too. A
+    job script sets NUMAPIN_HOSTS to "new": its launchers are not inside the rank that has submitted the job.
     """
     binding = environ.get("NUMAPIN_BINDING")
-    if binding is None and "TORCHELASTIC_RUN_ID" not in environ:
-        return ()
-    of_nics = [name for name in environ.get("NUMAPIN_NIC_ENV", "").split(":") if name.startswith(_NIC_PREFIXES)]
-    forgotten = [*_AGENT_VARIABLES, *of_nics, "NUMAPIN_NIC_ENV"]
-    has_one_rank = environ.get("LOCAL_WORLD_SIZE") == "1"  # torchrun then leaves the number of threads alone
-    if environ.get("OMP_NUM_THREADS") == _threads_of(binding) and not (binding is None and has_one_rank):
-        forgotten.append("OMP_NUM_THREADS")
-    if not os.path.isdir(environ.get("NUMAPIN_RUN_DIR", "")):  # the folder of a run on another host
-        forgotten.append("NUMAPIN_RUN_DIR")
+    forgotten = [*_RANK_VARIABLES] if environ.get("NUMAPIN_HOSTS") == "new" else []
+    if binding is not None or "TORCHELASTIC_RUN_ID" in environ:
+        of_nics = [name for name in environ.get("NUMAPIN_NIC_ENV", "").split(":") if name.startswith(_NIC_PREFIXES)]
+        forgotten += [*_AGENT_VARIABLES, *of_nics, "NUMAPIN_NIC_ENV"]
+        has_one_rank = environ.get("LOCAL_WORLD_SIZE") == "1"  # torchrun then leaves the number of threads alone
+        if environ.get("OMP_NUM_THREADS") == _threads_of(binding) and not (binding is None and has_one_rank):
+            forgotten.append("OMP_NUM_THREADS")
+        if not os.path.isdir(environ.get("NUMAPIN_RUN_DIR", "")):  # the folder of a run on another host
+            forgotten.append("NUMAPIN_RUN_DIR")
     return tuple(name for name in forgotten if environ.pop(name, None) is not None)
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import kubernetes_validate
@@ -70,7 +71,7 @@ class Cluster:
         script = re.sub(r"--only \S+", "--only ecc", script)  # the other checks look at this host, which may be unfit
         bash = shutil.which("bash") or "/bin/bash"
         done = subprocess.run([bash, "-c", script], env=self._environ(gpus), capture_output=True, check=False)
-        assert done.stderr == b""
+        assert done.stderr == b"" or b" Killed " in done.stderr  # bash reports what SIGKILL has ended
         return done.returncode, self._calls.read_text() if self._calls.exists() else ""
 
 
@@ -100,11 +101,39 @@ class TestSlurm:
         assert calls.startswith("logger -t numapin -- ")
         assert "(missing: 0000:2b:00.0)" in calls
 
-    def test_a_host_that_does_not_answer(self, cluster: Cluster) -> None:
-        """A program that ends without a word is no sound host."""
-        status, calls = cluster.run(self.SCRIPT.replace(_NUMAPIN, "/bin/false"), _GPUS)
+    def test_a_host_that_cannot_be_checked(self, cluster: Cluster) -> None:
+        """Without the saved state the job starts, and the log has the error."""
+        status, calls = cluster.run(self.SCRIPT.replace(_HOST, "/gone/host.json"), _GPUS[:1])
+        assert status == 0
+        assert calls.startswith("logger -t numapin -- status 3: numapin: error: ")
+        assert "scontrol" not in calls
+
+    def test_the_reason_is_a_whole_sentence(self, cluster: Cluster, tmp_path: Path) -> None:
+        """The lines of a wrapped summary are joined."""
+        wrapped = _program(tmp_path / "wrapped", "printf 'node7: 1 error. Start\nwith ecc.\n\nerror (1)\n'; exit 1")
+        status, calls = cluster.run(self.SCRIPT.replace(_NUMAPIN, wrapped), _GPUS)
         assert status == 1
-        assert "Reason=numapin: numapin doctor did not answer within 60 s" in calls
+        assert calls.endswith("Reason=numapin: node7: 1 error. Start with ecc.\n")
+
+    @pytest.mark.parametrize("ending", ["sleep 30", "trap '' TERM; while :; do sleep 0.1; done"])
+    def test_a_host_that_does_not_answer(self, ending: str, cluster: Cluster, tmp_path: Path) -> None:
+        """The program is ended, and the host drained."""
+        slow = _program(tmp_path / "slow", f"echo so far\n{ending}")
+        status, calls = cluster.run(self.SCRIPT.replace(_NUMAPIN, slow).replace("-k 5 60", "-k 0.2 0.2"), _GPUS)
+        assert status == 1
+        assert "Reason=numapin: numapin doctor did not answer within 60 s\n" in calls
+        assert "so far" in calls
+
+    def test_processes_that_stay(self, cluster: Cluster, tmp_path: Path) -> None:
+        """Neither a process that cannot be killed nor one that is left behind holds up the prolog."""
+        left = _program(tmp_path / "left", "sleep 10 & exit 1")
+        stuck = _program(tmp_path / "stuck", "exec sleep 10")
+        start = time.monotonic()
+        assert cluster.run(self.SCRIPT.replace(_NUMAPIN, left), _GPUS)[0] == 1
+        status, calls = cluster.run(self.SCRIPT.replace(_NUMAPIN, stuck).replace("{1..700}", "{1..5}"), _GPUS)
+        assert status == 1
+        assert "Reason=numapin: numapin doctor did not answer within 60 s\n" in calls
+        assert time.monotonic() - start < 8
 
     def test_shellcheck(self) -> None:
         """Shellcheck finds nothing."""
@@ -115,7 +144,7 @@ class TestSlurm:
 
     def test_the_command_is_real(self) -> None:
         """The options exist, and so do the checks."""
-        (command,) = re.findall(rf"{_NUMAPIN} (.*?) 2>&1", self.SCRIPT.replace("\\\n", " "))
+        (command,) = re.findall(rf"{_NUMAPIN} (.*?) >\"", self.SCRIPT.replace("\\\n", " "))
         check_command_line(shlex.split(command))
 
 

@@ -77,6 +77,7 @@ _STAND_INS = {
 _MANAGER = {
     "SLURM_JOB_NODELIST": "n[1-2]",
     "SLURM_JOB_ID": "54321",
+    "SLURM_CPUS_PER_TASK": "3",
 }
 
 
@@ -206,10 +207,11 @@ def test_what_a_task_is_started_with(engine: str, form: str, cluster: Cluster, t
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
     """Variables of NCCL, gloo, torchrun and numapin are exported, even with spaces; the shell's own are not."""
     given = {"NCCL_DEBUG": "a b", "NUMAPIN_RUN_DIR": "/a b", "PET_MAX_RESTARTS": "3", "GLOO_SOCKET_IFNAME": "ib0"}
+    given["PBS_ARRAY_INDEX"] = "7"
     cluster.run(["mpi", *_SHAPE, "train.py"], PS9="x", UCX_TLS="rc", **given)
     words = cluster.calls("mpirun")[-1]
     passed = {words[at + 1] for at, word in enumerate(words) if word == "-x"}
-    assert passed >= {*given, "UCX_TLS", "PET_RDZV_ID", "PATH"}
+    assert passed >= {*given, "UCX_TLS", "PET_RDZV_ID", "NUMAPIN_HOSTS", "PATH"}
     assert not passed & {"PS9", "PWD", "NOTED"}
 
 
@@ -222,27 +224,24 @@ _AGENTS = (
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
-@pytest.mark.parametrize("form", ["node", "task"])
-def test_what_a_launcher_gave_the_submitting_shell_stays_there(engine: str, form: str, cluster: Cluster) -> None:
-    """A job submitted by a rank inherits neither agent nor threads; with a task per rank, neither binding nor tracing.
+def test_what_a_launcher_gave_the_submitting_shell_stays_there(engine: str, cluster: Cluster) -> None:
+    """A task per rank, submitted by a rank, inherits neither agent nor threads, binding, tracing or timers.
 
-    `numapin run` itself forgets a rank's binding and tracing, but would take itself for a launcher in torchrun's rank.
+    `numapin run` forgets them itself, if it is told that the job is new: `test_two_nodes_meet`.
     """
-    given = dict.fromkeys((*_NUMAPINS, *_AGENTS, "LOCAL_RANK"), "of that run")
-    assert cluster.run([engine, "--form", form, *_SHAPE, "train.py"], **given) == 0
-    gone = {name for name in given if name.startswith("TORCHELASTIC_")} | {"OMP_NUM_THREADS"}
-    if form == "task":
-        gone |= {*_NUMAPINS, *_AGENTS}
-    else:
-        gone |= {"LOCAL_RANK"}
-    assert not gone & cluster.environment().keys()
-    assert not gone & {word for words in cluster.calls("mpirun") for word in words}
+    given = dict.fromkeys((*_NUMAPINS, *_AGENTS), "of that run")
+    assert cluster.run([engine, "--form", "task", *_SHAPE, "train.py"], **given) == 0
+    assert not given.keys() & cluster.environment().keys()
+    assert not given.keys() & {word for words in cluster.calls("mpirun") for word in words}
+    assert cluster.run([engine, *_SHAPE, "train.py"], **given) == 0
+    assert cluster.environment()["NUMAPIN_HOSTS"] == "new"
 
 
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_what_is_the_users_stays(form: str, cluster: Cluster) -> None:
-    """Outside of a launcher, numapin's variables and OMP_NUM_THREADS are the user's."""
+    """Outside of a launcher, numapin's variables, torch's and OMP_NUM_THREADS are the user's."""
     kept = {"OMP_NUM_THREADS": "3", "NUMAPIN_RUN_DIR": "/with/a/plan", "NUMAPIN_DATALOADER": "torch"}
+    kept["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
     assert cluster.run(["mpi", "--form", form, *_SHAPE, "train.py"], **kept) == 0
     assert kept.items() <= cluster.environment().items()
 
@@ -254,8 +253,12 @@ _LIMITED = [*_SHAPE, "--time", "1h", "--signal", "60"]
 @pytest.mark.parametrize("engine", ["slurm", "lsf"])
 @pytest.mark.parametrize("status", [0, 3, None], ids=["saved", "failed", "told nothing"])
 def test_a_job_that_saved_goes_back_into_the_queue(engine: str, status: int | None, cluster: Cluster) -> None:
-    """SIGUSR1 is passed on; only a job that then ends with status 0 is requeued, and any other status stays."""
-    with cluster.start([engine, *_LIMITED, "--requeue", "train.py"], **_waiting(status)) as script:
+    """SIGUSR1 is passed on; only a job that then ends with status 0 is requeued, and any other status stays.
+
+    The user's lines may have told the shell to end at the first error.
+    """
+    options = [*_LIMITED, "--requeue", "--setup", "set -euo pipefail"]
+    with cluster.start([engine, *options, "train.py"], **_waiting(status)) as script:
         if status is not None:
             cluster.wait_for("ready")
             script.send_signal(signal.SIGUSR1)
@@ -265,6 +268,56 @@ def test_a_job_that_saved_goes_back_into_the_queue(engine: str, status: int | No
     requeued = ["requeue", "54321"] in cluster.calls("scontrol")
     assert requeued == (engine == "slurm" and status == 0)
     assert script.returncode == (85 if engine == "lsf" and status == 0 else status or 0), complaints
+
+
+@pytest.mark.parametrize("engine", ["slurm", "lsf"])
+def test_a_status_of_10_is_a_failure(engine: str, cluster: Cluster) -> None:
+    """Without a signal, no status puts the job back into the queue."""
+    (cluster.programs / "numapin").write_text("#!/bin/sh\nexit 10\n")
+    assert cluster.run([engine, *_LIMITED, "--requeue", "train.py"]) == 10
+    assert ["requeue", "54321"] not in cluster.calls("scontrol")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "broken"),
+    [
+        (["mpi"], "mpirun"),
+        (["mpi", "--form=task"], "mpirun"),
+        (["slurm", "--form=task"], "scontrol"),
+        (["pbs", "--form=task"], ""),
+        (["lsf", "--form=task"], ""),
+    ],
+)
+def test_without_a_first_host_nothing_starts(arguments: list[str], broken: str, cluster: Cluster) -> None:
+    """A program that cannot name the first host, or a file that is gone, ends the script."""
+    if broken:
+        fail = '[ "${*%hostname*}" = "$*" ] || exit 3'  # mpirun starts the tasks, too
+        (cluster.programs / broken).write_text(f'#!/bin/sh\n{fail}\necho "[]" >> "$NOTED/{broken}"\n')
+    files = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"), "/gone")
+    with cluster.start([*arguments, *_SHAPE, "train.py"], **files) as script:
+        script.communicate(timeout=60)
+    assert script.returncode != 0
+    assert not any(map(cluster.calls, ("numapin", "srun", "mpirun")))
+
+
+def test_without_a_secret_nothing_starts(cluster: Cluster) -> None:
+    """Launchers of several hosts would trust anyone."""
+    text = write(["slurm", *_SHAPE, "train.py"]).replace("/proc/sys/kernel/random/uuid", "/gone")
+    environ = environment(**_MANAGER, NOTED=str(cluster.noted), PATH=cluster.path)
+    done = subprocess.run(["bash", "-c", text], env=environ, capture_output=True, check=False)
+    assert done.returncode != 0
+    assert not cluster.calls("srun")
+
+
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_a_slurm_script_for_one_host_may_get_several(form: str, cluster: Cluster) -> None:
+    """With `sbatch --nodes=2`, srun starts tasks on both hosts: they have the address of the first, and a secret."""
+    assert cluster.run(["slurm", "--form", form, "--gpus-per-node=4", "train.py"]) == 0
+    given = cluster.environment()
+    if form == "task":
+        assert given["MASTER_ADDR"] == "first"
+    else:
+        assert uuid.UUID(given["PET_RDZV_ID"])
 
 
 def _waiting(status: int | None) -> dict[str, str]:
@@ -384,9 +437,22 @@ def _pod_variables(form: str, container: dict[str, Any], index: int) -> dict[str
     return {**named, **controllers[form]}
 
 
+_OF_TORCHRUN = {
+    "LOCAL_RANK": "3",
+    "RANK": "3",
+    "TORCHELASTIC_RUN_ID": "outer",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "OMP_NUM_THREADS": "1",
+}
+
+
 @pytest.mark.xdist_group("warm ranks")
-def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """Both tasks of the Slurm script, run on this host, find each other, and every rank gets its number."""
+@pytest.mark.parametrize("outer", [{}, _OF_TORCHRUN, {"NUMAPIN_BINDING": "{}"}], ids=["shell", "torchrun", "exec"])
+def test_two_nodes_meet(outer: dict[str, str], cluster: Cluster, tmp_path: Path) -> None:
+    """Both tasks of the Slurm script, run on this host, find each other, and every rank gets its number.
+
+    This also holds if a rank of torchrun, or of `numapin exec`, has submitted the job.
+    """
     starter = """
 import os, subprocess, sys
 words = sys.argv[1:]
@@ -402,11 +468,14 @@ sys.exit(max(task.wait() for task in tasks))
     train = tmp_path / "train.py"
     train.write_text(
         "import json, os\n"
-        "text = json.dumps({k: os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')})\n"
+        "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'TORCHELASTIC_USE_AGENT_STORE')\n"
+        "text = json.dumps({name: os.environ.get(name) for name in names})\n"
         "os.write(1, f'{text}\\n'.encode())  # in one piece: the other rank writes to the same pipe\n"
     )
     given = ["--nodes", "2", "--gpus-per-node", "0", "--ranks-per-node", "1"]
-    with cluster.start(["slurm", *given, str(train)], SLURM_JOB_ID=str(os.getpid())) as script:
+    with cluster.start(["slurm", *given, str(train)], SLURM_JOB_ID=str(os.getpid()), **outer) as script:
         (done,) = all_ended(script)
     assert done.status == 0, done.err
-    assert done.json_lines() == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"} for n in range(2)]
+    assert [list(variables.values()) for variables in done.json_lines()] == [
+        [str(rank), "2", "0", "localhost", "False"] for rank in range(2)
+    ]

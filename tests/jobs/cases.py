@@ -126,6 +126,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--array ''", "--array a", "--array 1-", "--array 1,", "--array 0-9%", "--array 0-9%0", "--array 0-9:0"),
         *("--gpus-per-node a100", "--gpus-per-node :8", "--gpus-per-node 'a b:8'", "--directive exclusive"),
         *("--directive=--nodes=3", "--directive '-t 5' --time 1h", "--directive '--a\n--b'"),
+        *("--directive=--nod=3", "--directive=--no-requeue --requeue"),
         *("--array '1 2'", "--array=-1", "--array '1\n#SBATCH'", "--array 9-1", "--env A=1", "--hostfile h"),
         *("--container 'a b:c'", "--container=--privileged", "--container dockerd://a", "--container docker://"),
         *("--container docker:///a", "--container 'docker://#a'", "--container 'a#'", "--container 'nvcr.io#'"),

@@ -1,2 +1,1 @@
-unset LOCAL_RANK ${TORCHELASTIC_RUN_ID+OMP_NUM_THREADS} "${!TORCHELASTIC_@}" # of a rank that has submitted this job
-read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID # the secret of the job's hosts
+read -r PET_RDZV_ID </proc/sys/kernel/random/uuid && export PET_RDZV_ID NUMAPIN_HOSTS=new || exit # a new job's secret

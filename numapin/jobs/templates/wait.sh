@@ -1,4 +1,4 @@
-while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends wait, but not the run
+while kill -0 $! 2>/dev/null; do wait $! || :; done # a signal ends wait, but not the run
 trap '' USR1 TERM
-wait $!
-status=$?
+status=0
+wait $! || status=$?
