@@ -144,7 +144,8 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
         mailbox.deliver()
         for rank in running:
             rank.look()
-        if any(rank.status for rank in running) or hosts.has_failed_elsewhere():
+        # The hosts come first: a rank may have failed because another host was stopped, which has said so before.
+        if hosts.has_failed_elsewhere() or any(rank.status for rank in running):
             from numapin.launcher import survivors  # a job that succeeds does not need it
 
             others = [rank for rank in running if rank.is_running]

@@ -120,6 +120,7 @@ class FixedHosts(Hosts):
 
     def join(self, alarm: Alarm) -> HostPlace:
         """Wait for all hosts. Raises NotMet, and StopSignal if a signal comes meanwhile, here or there."""
+        self._alarm = alarm
         self._deadline_s = time.monotonic() + self._limit_s
         self._said_s = time.monotonic() + _SAY_AFTER_S - _SAY_EVERY_S
         try:
@@ -373,7 +374,8 @@ class FixedHosts(Hosts):
             self._listen(is_running=False)
             if self._is_first and self._has_reported >= self._lines.keys():
                 known = [failure for failure in self._failures.values() if failure.rank is not None or failure.text]
-                self._first = min(known, key=lambda failure: failure.is_consequence, default=None) or own
+                others = [failure for failure in self._failures.values() if failure.number != own.number]
+                self._first = min(known or others or [own], key=lambda failure: failure.is_consequence)
                 name, rank, text = self._first.name[:_MAX_TEXT], self._first.rank, self._first.text
                 self._send_all("first", host=self._first.number, name=name, rank=rank, text=text)
             elif not self._lines:
@@ -381,7 +383,7 @@ class FixedHosts(Hosts):
             else:
                 alarm.wait(_LOOK_S)
         decided = self._first
-        if decided is None and own.rank is None:  # this host has no failure to name
+        if decided is None and own.is_consequence:  # this host has no failure of its own to name
             decided = next((failure for failure in self._failures.values() if failure.number != own.number), None)
         if decided is None:
             return failed
@@ -403,6 +405,9 @@ class FixedHosts(Hosts):
                 name = self._names.get(number, "")
                 text = f"its launcher is gone: {error}"
                 lost = _HostFailure(number, name, text=text, is_consequence=False)
+                known = self._failures.get(number)
+                if known is not None and known.rank is None and not known.text:  # it did not come to report
+                    self._failures[number] = lost._replace(text=f"a rank failed, and {text}")
                 self._take_failure(self._failures.get(number, lost))
                 self._has_reported.add(number)
 
@@ -451,6 +456,7 @@ class FixedHosts(Hosts):
         if self._is_first:
             self._send_all("stopped", host=host, name=name, signal=number)
         self._is_over = True
+        self._alarm.stop(stop)
         raise StopSignal(stop)
 
     def _tell_stop(self, error: StopSignal) -> None:

@@ -364,3 +364,97 @@ def test_a_signal(folder: Path, moment: str, stopped: int, number: signal.Signal
     assert job.statuses() == [ends[number]] * len(launchers), [job.err(n) for n in range(len(launchers))]
     if has_others:
         assert f"host {stopped} ({os.uname().nodename}) was stopped by {number.name}, and so is this one" in job.err(1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_every_launcher(folder: Path, number: signal.Signals) -> None:
+    """Ranks get it once, and have their grace period, also if a launcher hears from another one before its own."""
+    text = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+def note(number, _):
+    with open(f"{sys.argv[1]}/signals.{rank}", "a") as file:
+        print(number, file=file)
+signal.signal(signal.SIGINT, note)
+signal.signal(signal.SIGTERM, note)
+open(f"{sys.argv[1]}/ready.{rank}", "w").close()
+while not os.path.exists(f"{sys.argv[1]}/signals.{rank}"):
+    time.sleep(0.02)
+time.sleep(1.5)
+open(f"{sys.argv[1]}/saved.{rank}", "w").close()
+"""
+    job = Job(folder, text)
+    for host in (0, 1):
+        job.start(host)
+    job.await_ready(2)
+    job.launchers[0].send_signal(number)
+    job.await_said(1, f"was stopped by {number.name}, and so is this one")
+    job.launchers[1].send_signal(number)
+    ends = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM}
+    assert job.statuses() == [ends[number]] * 2
+    assert [(folder / f"signals.{rank}").read_text() for rank in (0, 1)] == [f"{number:d}\n"] * 2
+    assert len([*folder.glob("saved.*")]) == 2
+
+
+def test_a_launcher_is_killed_after_its_rank_failed(folder: Path) -> None:
+    """It cannot report any more, and the other hosts say so; no rank of theirs is blamed."""
+    text = """
+import os, signal, sys, time
+if os.environ["RANK"] == "2":
+    signal.signal(signal.SIGTERM, lambda *_: open(f"{sys.argv[1]}/asked", "w").close())
+open(f"{sys.argv[1]}/ready.{os.environ['RANK']}", "w").close()
+while len([name for name in os.listdir(sys.argv[1]) if name.startswith("ready")]) < 4:
+    time.sleep(0.02)
+if os.environ["RANK"] == "1":
+    raise RuntimeError("no data")
+while True:
+    time.sleep(1)
+"""
+    job = Job(folder, text)
+    for number, ranks in enumerate((1, 2, 1)):
+        job.start(number, of=3, ranks=ranks)
+    assert wait_until((folder / "asked").exists, limit_s=LIMIT_S)
+    job.launchers[1].kill()
+    assert job.statuses() == [1, -9, 1]
+    for number in (0, 2):
+        blamed = f"host 1 ({os.uname().nodename}) failed a rank failed, and its launcher is gone: "
+        assert blamed in job.err(number), job.err(number)
+
+
+LINKED = """
+import os, socket, sys, time
+path, rank = f"{sys.argv[1]}/link", os.environ["RANK"]
+link = socket.socket(socket.AF_UNIX)
+if rank == "0":
+    link.bind(path)
+    link.listen()
+    peer, _ = link.accept()
+else:
+    while link.connect_ex(path):
+        time.sleep(0.02)
+open(f"{sys.argv[1]}/ready.{rank}", "w").close()
+if rank == "0":
+    time.sleep(300)
+link.recv(1)
+"""
+
+
+def test_a_stop_is_not_a_failure(folder: Path) -> None:
+    """A rank that dies because its peer on another host was stopped does not count as failed."""
+    job = Job(folder, f"{LINKED}os._exit(1)")
+    for number in (0, 1):
+        job.start(number)
+    job.await_ready(2)
+    job.launchers[0].terminate()
+    assert job.statuses() == [143, 143], job.err(1)
+
+
+def test_host_0_is_lost_with_its_ranks(folder: Path) -> None:
+    """A rank that blames its peer is a consequence of that, although nothing but this host is left to decide."""
+    job = Job(folder, f"{LINKED}raise RuntimeError('gloo: Connection closed by peer')")
+    for number in (0, 1):
+        job.start(number)
+    job.await_ready(2)
+    job.launchers[0].kill()
+    assert job.statuses() == [-9, 1]
+    assert f"host 0 ({os.uname().nodename}) failed its launcher is gone: " in job.err(1), job.err(1)
