@@ -16,7 +16,8 @@ import signal
 import socket
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -122,7 +123,7 @@ class FixedHosts(Hosts):
         """Wait for all hosts. Raises NotMet, and StopSignal if a signal comes meanwhile, here or there."""
         self._alarm = alarm
         self._deadline_s = time.monotonic() + self._limit_s
-        self._said_s = time.monotonic() + _SAY_AFTER_S - _SAY_EVERY_S
+        self._say_at_s = time.monotonic() + _SAY_AFTER_S
         try:
             return self._call_roll(alarm) if self._is_first else self._answer(alarm)
         except StopSignal as error:
@@ -140,20 +141,28 @@ class FixedHosts(Hosts):
             poll.register(listening, select.POLLIN)
             while len(callers) < self._own.num_hosts:
                 alarm.ring()
-                missing = {*range(self._own.num_hosts)} - callers.keys()
-                who = f"{listed('host', missing)} of {self._own.num_hosts}"
-                self._say_waiting(f"{who} at {self._where}", problem)
-                if time.monotonic() > self._deadline_s:
-                    text = f"{who} did not come to {self._where} in {self._limit_s:g} s"
-                    raise self._refuse_all(f"{text}; {problem}" if problem else text, _MISSING_HINT)
+                if time.monotonic() > min(self._deadline_s, self._say_at_s):  # the text is long if many are missing
+                    missing = {*range(self._own.num_hosts)} - callers.keys()
+                    who = f"{listed('host', missing)} of {self._own.num_hosts}"
+                    if time.monotonic() > self._deadline_s:
+                        text = f"{who} did not come to {self._where} in {self._limit_s:g} s"
+                        raise self._refuse_all(f"{text}; {problem}" if problem else text, _MISSING_HINT)
+                    self._say_waiting(f"{who} at {self._where}", problem)
                 ready = [lines.get(descriptor) for descriptor, _ in poll.poll(_LOOK_S * 1000)]
+                most_strangers = _MAX_STRANGERS + self._own.num_hosts
                 if None in ready:
-                    with suppress(OSError):  # it is gone again
+                    try:
                         line = Line(listening.accept()[0], secret=self._secret, is_server=True)
+                    except OSError as error:  # else it is gone again
+                        if error.errno in (errno.EMFILE, errno.ENFILE):
+                            problem = f"a connection could not be accepted: {error.strerror}"
+                            most_strangers = len(strangers) - 1
+                            time.sleep(_LOOK_S)
+                    else:
                         lines[line.fileno()], strangers[line] = line, time.monotonic() + _GREETING_S
                         poll.register(line, select.POLLIN)
                 late = [line for line, until_s in strangers.items() if until_s < time.monotonic()]
-                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS - self._own.num_hosts)]
+                late += [*strangers][: max(0, len(strangers) - most_strangers)]
                 for line in {*filter(None, ready), *late}:
                     refusal: Exception | None = None
                     try:
@@ -162,8 +171,9 @@ class FixedHosts(Hosts):
                         refusal = error
                     if line in self._lines.values():
                         strangers.pop(line, None)
-                    elif line in late:
-                        refusal = LineRefused("it did not say who it is")
+                    elif line in late and refusal is None:  # it may be a slow host, which comes again if only closed
+                        problem = problem or "a connection was closed, because it did not say in time who it is"
+                        refusal = LineEnded("it is late")
                     if refusal is not None:
                         if isinstance(refusal, LineRefused):
                             problem = f"a connection was refused, because {refusal}"
@@ -280,11 +290,14 @@ class FixedHosts(Hosts):
             while time.monotonic() < until_s:
                 alarm.ring()
                 poll.poll(_LOOK_S * 1000)
-                for message in line.receive():
+                messages = deque(line.receive())
+                while messages:
+                    message = messages.popleft()
                     if message.kind == "refused":
                         raise NotMet(f"host 0 reports: {message.text('text')}", _HINT)
                     if message.kind == "stopped":
                         self._take_stop(message)
+                    line.put_back([*messages])  # news that came at the same time
                     self.run_id, self._names[0] = message.text("run_id"), message.text("name")[:_MAX_TEXT]
                     return self._place([message.number(name) for name in _NUMBERS], address)
                 if line.is_greeted and not is_asked:
@@ -318,8 +331,8 @@ class FixedHosts(Hosts):
     def _say_waiting(self, whom: str, problem: str) -> None:
         """Say from time to time for whom this launcher waits."""
         now_s = time.monotonic()
-        if now_s >= self._said_s + _SAY_EVERY_S:
-            self._said_s = now_s
+        if now_s >= self._say_at_s:
+            self._say_at_s = now_s + _SAY_EVERY_S
             waited_s = self._limit_s - (self._deadline_s - now_s)
             reason = f": {problem}" if problem else ""
             text = f"waiting for {whom} ({waited_s:.0f} of {self._limit_s:g} s){reason}"

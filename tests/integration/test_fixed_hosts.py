@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,13 +165,20 @@ def test_a_missing_host(folder: Path) -> None:
 
 
 def test_the_wait_is_reported(folder: Path) -> None:
-    """After 10 s, long before the time limit, each launcher says for whom it waits, and how not to."""
+    """After 10 s, long before the time limit, each launcher says for whom it waits, and how not to.
+
+    A connection that says nothing is closed then, but not refused: a slow host comes again.
+    """
     job = Job(folder, "")
     job.start(0, of=3)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    silent = socket.create_connection(("127.0.0.1", job.port), timeout=LIMIT_S)
     job.start(1, of=3)
     job.await_said(0, f"waiting for host 2 of 3 at 127.0.0.1 port {job.port} (10 of 300 s)")
     job.await_said(1, f"waiting for the other hosts; host 0 at 127.0.0.1 port {job.port} says which")
     assert "for a job on this host only: numapin run --standalone" in job.err(0)
+    with silent:
+        assert "refused" not in silent.makefile().read()
     job.launchers[0].terminate()
     assert job.statuses() == [143, 143]
 
@@ -458,3 +467,37 @@ def test_host_0_is_lost_with_its_ranks(folder: Path) -> None:
     job.launchers[0].kill()
     assert job.statuses() == [-9, 1]
     assert f"host 0 ({os.uname().nodename}) failed its launcher is gone: " in job.err(1), job.err(1)
+
+
+def test_few_descriptors(folder: Path) -> None:
+    """If the launcher of host 0 can open no more, the connection that has said nothing for longest gives way."""
+    job = Job(folder, "")
+    launcher = job.start(0)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    open_now = len([*Path(f"/proc/{launcher.pid}/fd").iterdir()])
+    resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (open_now + 8, open_now + 8))
+    with ExitStack() as silent:
+        for _ in range(40):
+            silent.enter_context(socket.create_connection(("127.0.0.1", job.port)))
+        began_s = time.monotonic()
+        job.start(1)
+        assert job.statuses() == [0, 0], (job.err(0), job.err(1))
+        assert time.monotonic() - began_s < 9, "before the silent ones are late"
+
+
+def test_news_in_the_packet_of_the_place(folder: Path) -> None:
+    """A launcher that gets its place and a stop at once stops."""
+    job = Job(folder, STAY)
+    with socket.create_server(("127.0.0.1", job.port)) as host_0:
+        job.start(1)
+        host_0.settimeout(LIMIT_S)
+        with host_0.accept()[0] as caller:
+            caller.sendall(b'- {"numapin": 1, "nonce": "%s"}\n' % SECRET.encode())
+            told = caller.makefile()
+            told.readline()
+            assert '"hello"' in told.readline()
+            place = {"kind": "place", "first_rank": 1, "world_size": 2, "first_role_rank": 1, "role_size": 2}
+            stop = {"kind": "stopped", "host": 0, "name": "n", "signal": int(signal.SIGTERM)}
+            messages = ({**place, "run_id": "1", "name": "n"}, stop)
+            caller.sendall("".join(f"- {json.dumps(message)}\n" for message in messages).encode())
+            assert job.statuses() == [143]
