@@ -10,6 +10,8 @@ all of them learn which rank of which host failed first.
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import select
 import signal
@@ -46,7 +48,7 @@ _GREETING_S: Final = 10.0  # for a new connection to say who it is
 _SAY_AFTER_S, _SAY_EVERY_S = 10.0, 60.0
 _SLACK_S: Final = 5.0  # host 0 says first who is missing
 _MAX_STRANGERS: Final = 128  # connections more than hosts that have not said yet which host they are
-_MAX_TEXT: Final = 400  # characters of a text in a message
+_MAX_TEXT_BYTES: Final = 1200  # of a text in a message, in JSON; a message has two at most
 _NUMBERS: Final = ("first_rank", "world_size", "first_role_rank", "role_size")
 _HINT: Final = "see what numapin printed on the other hosts"
 _MISSING_HINT: Final = (
@@ -58,6 +60,14 @@ _UNSIGNED_HINT: Final = (
 )
 
 
+def _cut(text: str) -> str:
+    """Return as much of a text as a message has room for. In JSON a character takes up to 12 bytes."""
+    text = text[:_MAX_TEXT_BYTES]
+    while len(json.dumps(text)) > _MAX_TEXT_BYTES:
+        text = text[: len(text) * 9 // 10]
+    return text
+
+
 class _Caller(NamedTuple):
     """What a launcher says of its host."""
 
@@ -66,6 +76,11 @@ class _Caller(NamedTuple):
     num_ranks: int
     name: str
     role: str
+    job: str  # a digest of what its resource manager calls the job; "" if it did not tell this host its number
+
+
+class _OtherJob(LineRefused):
+    """A launcher of another job has come, which by chance has the same port."""
 
 
 class _HostFailure(NamedTuple):
@@ -81,21 +96,30 @@ class _HostFailure(NamedTuple):
 class FixedHosts(Hosts):
     """A job on several hosts whose number is fixed. There is one round."""
 
-    def __init__(self, job: Job, num_ranks: int) -> None:
+    def __init__(self, job: Job, num_ranks: int, identity: str = "") -> None:
         self._job = job
-        self._own = _Caller(job.node_rank, job.min_max_nodes[1], num_ranks, os.uname().nodename, job.role)
+        digest = public_id(identity)[:16] if identity else ""
+        self._own = _Caller(job.node_rank, job.min_max_nodes[1], num_ranks, os.uname().nodename, job.role, digest)
         self._is_first = job.node_rank == 0
-        host, _, port = job.rdzv_endpoint.rpartition(":")
+        host, colon, port = job.rdzv_endpoint.rpartition(":")
         addresses = host or job.rdzv_endpoint or job.master_addr
         self._addresses = addresses.replace("[", "").replace("]", "").split(",")
         self._limit_s = _JOIN_S
         try:
-            self._port = int(port) if host else job.master_port or DEFAULT_PORT
+            self._port = int(port) if colon else job.master_port or DEFAULT_PORT
             for name in ("timeout", "join_timeout"):
                 self._limit_s = float(job.rdzv_conf.get(name, self._limit_s))
+            if not 0 < self._port < 1 << 16:
+                raise ValueError(f"there is no port {self._port}")  # noqa: TRY301 - as int raises it
+            if colon and not host:
+                raise ValueError("it names no host")  # noqa: TRY301
+            if not 0 <= self._limit_s < math.inf:
+                raise ValueError(f"{self._limit_s} is not a time in seconds")  # noqa: TRY301
         except ValueError as error:
             problem = f"--rdzv-endpoint {job.rdzv_endpoint} --rdzv-conf {job.rdzv_conf}: {error}"
             raise UsageError(problem, "give HOST:PORT and join_timeout=SECONDS") from None
+        if _cut(job.role) != job.role:
+            raise UsageError(f"--role {job.role[:20]}… is longer than {_MAX_TEXT_BYTES} bytes", "choose a short role")
         self._where = f"{','.join(self._addresses)} port {self._port}"
         self._secret = job.run_id.encode() if job.run_id else None
         self.run_id = public_id(job.run_id) if job.run_id else str(uuid.uuid4())
@@ -177,7 +201,8 @@ class FixedHosts(Hosts):
                     if refusal is not None:
                         if isinstance(refusal, LineRefused):
                             problem = f"a connection was refused, because {refusal}"
-                            line.send("refused", text=str(refusal))
+                            is_early = int(isinstance(refusal, _OtherJob))  # host 0 of its job may come yet
+                            line.send("refused", text=_cut(str(refusal)), again=is_early)
                         poll.unregister(line)
                         del lines[line.fileno()]
                         strangers.pop(line, None)
@@ -226,8 +251,11 @@ class FixedHosts(Hosts):
                 num_ranks=message.number("ranks"),
                 name=message.text("name"),
                 role=message.text("role"),
+                job=message.text("job"),
             )
-            number, name = caller.number, caller.name[:_MAX_TEXT]
+            if caller.job and self._own.job and caller.job != self._own.job:
+                raise _OtherJob(f"{_cut(caller.name)} belongs to another job than {self._own.name}, on the same port")
+            number, name = caller.number, _cut(caller.name)
             contradiction = ""
             if caller.num_hosts != self._own.num_hosts:
                 counts = f"{name} is one of {caller.num_hosts}, {self._own.name} one of {self._own.num_hosts}"
@@ -237,7 +265,7 @@ class FixedHosts(Hosts):
             elif number >= caller.num_hosts or caller.num_ranks > MAX_RANKS:
                 contradiction = f"{name} has the number {number} of {caller.num_hosts}, and {caller.num_ranks} ranks"
             if contradiction:
-                line.send("refused", text=contradiction[:_MAX_TEXT])
+                line.send("refused", text=_cut(contradiction))
                 raise self._refuse_all(contradiction, "give all hosts the same --nnodes, and each its own --node-rank")
             self._lines[number], callers[number] = line, caller
             self._names[number] = name
@@ -245,7 +273,7 @@ class FixedHosts(Hosts):
 
     def _refuse_all(self, problem: str, hint: str) -> NotMet:
         """Return the error, and let the hosts that have come have the same one."""
-        self._send_all("refused", text=problem[:_MAX_TEXT])
+        self._send_all("refused", text=_cut(problem))
         return NotMet(problem, hint)
 
     def _answer(self, alarm: Alarm) -> HostPlace:
@@ -293,19 +321,22 @@ class FixedHosts(Hosts):
                 messages = deque(line.receive())
                 while messages:
                     message = messages.popleft()
+                    if message.kind == "refused" and message.optional_number("again"):
+                        raise LineRefused(f"host 0 reports: {message.text('text')}")  # noqa: TRY301 - a retry
                     if message.kind == "refused":
                         raise NotMet(f"host 0 reports: {message.text('text')}", _HINT)
                     if message.kind == "stopped":
                         self._take_stop(message)
                     line.put_back([*messages])  # news that came at the same time
-                    self.run_id, self._names[0] = message.text("run_id"), message.text("name")[:_MAX_TEXT]
+                    self.run_id, self._names[0] = message.text("run_id"), _cut(message.text("name"))
                     return self._place([message.number(name) for name in _NUMBERS], address)
                 if line.is_greeted and not is_asked:
                     own, is_asked = self._own, True
                     fields = {"host": own.number, "hosts": own.num_hosts, "ranks": own.num_ranks}
-                    line.send("hello", **fields, name=own.name[:_MAX_TEXT], role=own.role)
+                    line.send("hello", **fields, name=_cut(own.name), role=own.role, job=own.job)
                     until_s = self._deadline_s + _SLACK_S
-                self._say_waiting(f"the other hosts; host 0 at {self._where} says which", "")
+                whom = "the other hosts; host 0 at {} says which" if is_asked else "host 0 at {}, which says nothing"
+                self._say_waiting(whom.format(self._where), "")
         except (LineEnded, LineRefused):
             self._lines.pop(0).close()
             raise
@@ -362,9 +393,9 @@ class FixedHosts(Hosts):
         except BaseException as error:
             if not self._is_over:
                 self._is_over = True
-                text = error.message[:_MAX_TEXT] if isinstance(error, NumapinError) else ""
+                text = _cut(error.message) if isinstance(error, NumapinError) else ""
                 self._failures[self._own.number] = _HostFailure(self._own.number, self._own.name, text=text)
-                self._send_all("failing", host=self._own.number, name=self._own.name[:_MAX_TEXT], text=text)
+                self._send_all("failing", host=self._own.number, name=_cut(self._own.name), text=text)
             raise
 
     def settle(self, failed: RanksFailed, alarm: Alarm) -> RanksFailed:
@@ -377,7 +408,7 @@ class FixedHosts(Hosts):
         first, own = failed.failure.first, _HostFailure(self._own.number, self._own.name)
         if first.failed_by_itself:
             is_abort = first.signal_number == signal.SIGABRT and not first.exception  # as NCCL does, if others are lost
-            reason = (first.exception.partition("\n")[0] or first.end)[:_MAX_TEXT]
+            reason = _cut(first.exception.partition("\n")[0] or first.end)
             own = own._replace(rank=first.rank, text=reason, is_consequence=bool(first.blames_peer) or is_abort)
         self._take_report(own)
         if not self._is_first:
@@ -389,7 +420,7 @@ class FixedHosts(Hosts):
                 known = [failure for failure in self._failures.values() if failure.rank is not None or failure.text]
                 others = [failure for failure in self._failures.values() if failure.number != own.number]
                 self._first = min(known or others or [own], key=lambda failure: failure.is_consequence)
-                name, rank, text = self._first.name[:_MAX_TEXT], self._first.rank, self._first.text
+                name, rank, text = _cut(self._first.name), self._first.rank, self._first.text
                 self._send_all("first", host=self._first.number, name=name, rank=rank, text=text)
             elif not self._lines:
                 break
@@ -410,7 +441,8 @@ class FixedHosts(Hosts):
         for number, line in [*self._lines.items()]:
             try:
                 for message in line.receive():
-                    self._take_news(message, number, is_running=is_running)
+                    if number in self._lines:  # it has not said bye
+                        self._take_news(message, number, is_running=is_running)
             except (LineEnded, LineRefused) as error:
                 line.close()
                 if self._lines.pop(number, None) is None:  # it has said bye
@@ -451,7 +483,7 @@ class FixedHosts(Hosts):
         if not self._is_over:
             self._is_over = True
             if self._is_first:
-                self._send_all("failing", host=failure.number, name=failure.name[:_MAX_TEXT], text=failure.text)
+                self._send_all("failing", host=failure.number, name=_cut(failure.name), text=failure.text)
 
     def _take_report(self, failure: _HostFailure) -> None:
         """Note how the ranks of a host have ended."""
@@ -464,7 +496,7 @@ class FixedHosts(Hosts):
         number = message.number("signal")
         if number not in set(self._job.signals):
             raise LineRefused(f"it was stopped by signal {number}")
-        stop, host, name = signal.Signals(number), message.number("host"), message.text("name")[:_MAX_TEXT]
+        stop, host, name = signal.Signals(number), message.number("host"), _cut(message.text("name"))
         say(f"host {host} ({name}) was stopped by {stop.name}, and so is this one")
         if self._is_first:
             self._send_all("stopped", host=host, name=name, signal=number)
@@ -476,7 +508,7 @@ class FixedHosts(Hosts):
         """Let the other hosts know that a signal has stopped this one."""
         if not self._is_over:
             self._is_over = True
-            name = self._own.name[:_MAX_TEXT]
+            name = _cut(self._own.name)
             self._send_all("stopped", host=self._own.number, name=name, signal=int(error.number))
 
     def _send_all(self, kind: str, **fields: int | str | None) -> None:

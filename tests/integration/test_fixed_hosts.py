@@ -11,7 +11,7 @@ import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,9 +39,12 @@ class Job:
             self.port: int = free.getsockname()[1]
         self.launchers: list[subprocess.Popen[bytes]] = []
 
-    def start(self, number: int, *options: str, of: int = 2, ranks: int = 1, **changes: str) -> subprocess.Popen[bytes]:
-        """Start the launcher of a host."""
-        meeting = (f"--nnodes={of}", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={self.port}")
+    def start(
+        self, number: int, *options: str, of: int = 2, ranks: int = 1, by_manager: bool = False, **changes: str
+    ) -> subprocess.Popen[bytes]:
+        """Start the launcher of a host, whose number may come from a resource manager."""
+        numbers = () if by_manager else (f"--nnodes={of}", f"--node-rank={number}")
+        meeting = (*numbers, "--master-addr=127.0.0.1", f"--master-port={self.port}")
         words = (*NUMAPIN, "run", "--quiet", *meeting, f"--nproc-per-node={ranks}", *options)
         with (self.folder / f"err.{len(self.launchers)}").open("w") as err:
             launcher = subprocess.Popen(
@@ -215,7 +218,7 @@ def test_hosts_that_contradict_each_other(folder: Path, others: tuple[tuple[int,
     assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
     with socket.create_connection(("127.0.0.1", job.port)) as caller:
         caller.sendall(b'- {"numapin": 1, "nonce": ""}\n')
-        caller.sendall(b'- {"kind": "hello", "host": 0, "hosts": 2, "ranks": 1, "name": "n", "role": ""}\n')
+        caller.sendall(b'- {"kind": "hello", "host": 0, "hosts": 2, "ranks": 1, "name": "n", "role": "", "job": ""}\n')
         assert job.statuses() == [1]
         assert problem in caller.makefile().read()
     assert problem in job.err(0)
@@ -501,3 +504,87 @@ def test_news_in_the_packet_of_the_place(folder: Path) -> None:
             messages = ({**place, "run_id": "1", "name": "n"}, stop)
             caller.sendall("".join(f"- {json.dumps(message)}\n" for message in messages).encode())
             assert job.statuses() == [143]
+
+
+def test_two_jobs_on_one_port(folder: Path) -> None:
+    """A launcher that a resource manager has started for another job is refused, and host 0 waits for its own."""
+    job = Job(folder, "")
+    slurm: dict[str, Any] = {
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "n[0-1]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "by_manager": True,
+    }
+    job.start(0, SLURM_JOB_ID="1", SLURM_NODEID="0", **slurm)
+    other = job.start(1, "--rdzv-conf=join_timeout=2", SLURM_JOB_ID="20001", SLURM_NODEID="1", **slurm)
+    assert other.wait(LIMIT_S) == 1
+    name = os.uname().nodename
+    assert f"host 0 reports: {name} belongs to another job than {name}, on the same port" in job.err(1), job.err(1)
+    assert "in 2 s" in job.err(1), "host 0 of its own job may have come"
+    job.start(1, SLURM_JOB_ID="1", SLURM_NODEID="1", **slurm)
+    assert job.statuses() == [0, 1, 0], (job.err(0), job.err(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--rdzv-endpoint=localhost:99999",), "there is no port 99999"),
+        (("--rdzv-endpoint=localhost:-5",), "there is no port -5"),
+        (("--rdzv-endpoint=:29577",), "it names no host"),
+        (("--rdzv-conf=join_timeout=nan",), "nan is not a time in seconds"),
+    ],
+)
+def test_values_out_of_range(folder: Path, options: tuple[str, ...], problem: str) -> None:
+    """They are refused before anything starts."""
+    job = Job(folder, "")
+    job.start(0, *options)
+    assert job.statuses() == [2]
+    assert problem in job.err(0)
+    assert "give HOST:PORT and join_timeout=SECONDS" in job.err(0)
+
+
+def test_long_texts(folder: Path) -> None:
+    """A failure whose text takes 12 bytes a character in JSON is reported."""
+    text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('\\U0001f600' * 400)\ntime.sleep(300)\n"
+    job = Job(folder, text)
+    for number in (0, 1):
+        job.start(number, PYTHONIOENCODING="utf-8")
+    assert job.statuses() == [1, 1]
+    assert "rank 1, the first to fail: host 1" in job.err(0), job.err(0)
+    assert "failed SystemExit: \U0001f600" in job.err(0), job.err(0)
+
+
+def test_a_host_without_logs(folder: Path) -> None:
+    """The other hosts say why a launcher could not start its ranks."""
+    job = Job(folder, "import time; time.sleep(300)")
+    job.start(0)
+    job.start(1, "--log-dir=/proc/nothing")
+    assert job.statuses() == [1, 2]
+    assert "no folder for logs can be made in /proc/nothing" in job.err(0), job.err(0)
+
+
+def test_a_launcher_says_bye_twice(folder: Path) -> None:
+    """It counts once."""
+    job = Job(folder, "import sys, time; open(f'{sys.argv[1]}/ready.0', 'w').close(); time.sleep(1)")
+    job.start(0)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    with socket.create_connection(("127.0.0.1", job.port)) as caller:
+        caller.sendall(b'- {"numapin": 1, "nonce": "%s"}\n' % SECRET.encode())
+        caller.sendall(b'- {"kind": "hello", "host": 1, "hosts": 2, "ranks": 1, "name": "n", "role": "", "job": ""}\n')
+        job.await_ready(1)
+        caller.sendall(b'- {"kind": "bye"}\n' * 2)
+        assert job.statuses() == [0], job.err(0)
+
+
+def test_host_0_says_nothing(folder: Path) -> None:
+    """A launcher that waits for it does not say that it knows who is missing."""
+    job = Job(folder, "")
+    with socket.create_server(("127.0.0.1", job.port)):
+        job.start(1)
+        job.await_said(0, f"waiting for host 0 at 127.0.0.1 port {job.port}, which says nothing")
+        job.launchers[0].terminate()
+        assert job.statuses() == [143]
