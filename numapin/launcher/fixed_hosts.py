@@ -21,6 +21,7 @@ import uuid
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_RANKS
@@ -118,6 +119,10 @@ class FixedHosts(Hosts):
         except ValueError as error:
             problem = f"--rdzv-endpoint {job.rdzv_endpoint} --rdzv-conf {job.rdzv_conf}: {error}"
             raise UsageError(problem, "give HOST:PORT and join_timeout=SECONDS") from None
+        ignored = [f"--rdzv-conf {name}" for name in job.rdzv_conf if name not in ("timeout", "join_timeout")]
+        ignored += ["--local-addr"] if "local_addr" in job.typed else []
+        if ignored:
+            say(f"warning: hosts of a fixed number make a roll call, on which {', '.join(ignored)} has no effect")
         if _cut(job.role) != job.role:
             raise UsageError(f"--role {job.role[:20]}… is longer than {_MAX_TEXT_BYTES} bytes", "choose a short role")
         self._where = f"{','.join(self._addresses)} port {self._port}"
@@ -226,10 +231,9 @@ class FixedHosts(Hosts):
         try:
             listening = socket.create_server(("", self._port), family=family, backlog=backlog, dualstack_ipv6=is_dual)
         except OSError as error:
-            is_used = error.errno == errno.EADDRINUSE
-            hint = (
-                "choose another one on all hosts: --master-port PORT" if is_used else "see the limits with: ulimit -a"
-            )
+            is_ports_own = error.errno in (errno.EADDRINUSE, errno.EACCES)  # EACCES: a port below 1024
+            another = "choose another one on all hosts: --master-port PORT"
+            hint = another if is_ports_own else "see the limits with: ulimit -a"
             reason = os.strerror(error.errno or 0)
             raise NotMet(f"host 0 cannot listen on port {self._port}: {reason}", hint) from None
         listening.setblocking(False)
@@ -286,6 +290,8 @@ class FixedHosts(Hosts):
         while True:
             num_unsigned = 0
             for address in self._addresses:
+                if problem and time.monotonic() > self._deadline_s:  # each address may take seconds
+                    break
                 try:
                     place = self._ask(address, alarm)
                 except (OSError, UnicodeError) as error:
@@ -309,7 +315,9 @@ class FixedHosts(Hosts):
 
     def _ask(self, address: str, alarm: Alarm) -> HostPlace:
         """Return the place that host 0 gives to this host. Raises OSError, LineEnded, LineRefused, NotMet."""
-        connection = interruptible(lambda: socket.create_connection((address, self._port), timeout=_GREETING_S), alarm)
+        limit_s = max(1, min(_GREETING_S, self._deadline_s - time.monotonic()))
+        call = partial(socket.create_connection, (address, self._port), timeout=limit_s)
+        connection = interruptible(call, alarm, limit_s)
         line = self._lines[0] = Line(connection, secret=self._secret, is_server=False)
         try:
             until_s, is_asked = min(time.monotonic() + _GREETING_S, self._deadline_s + _SLACK_S), False

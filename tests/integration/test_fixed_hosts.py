@@ -588,3 +588,27 @@ def test_host_0_says_nothing(folder: Path) -> None:
         job.await_said(0, f"waiting for host 0 at 127.0.0.1 port {job.port}, which says nothing")
         job.launchers[0].terminate()
         assert job.statuses() == [143]
+
+
+def test_addresses_that_do_not_answer(folder: Path) -> None:
+    """Together they take no longer than one of them."""
+    job = Job(folder, "")
+    addresses = ",".join(f"127.0.0.{number}" for number in range(1, 6))
+    with socket.create_server(("", job.port), backlog=0), ExitStack() as opened:
+        for _ in range(3):  # fills the queue, so the kernel drops what follows
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", job.port))
+        began_s = time.monotonic()
+        job.start(1, f"--master-addr={addresses}", "--rdzv-conf=join_timeout=2")
+        assert job.statuses() == [1]
+        assert time.monotonic() - began_s < 8, job.err(0)
+    assert f"host 0 did not answer at {addresses} port {job.port} in 2 s: " in job.err(0)
+
+
+def test_options_without_an_effect(folder: Path) -> None:
+    """A warning names those that only torch's rendezvous reads."""
+    job = Job(folder, "")
+    job.start(1, "--local-addr=127.0.0.1", "--rdzv-conf=join_timeout=0,read_timeout=5")
+    assert job.statuses() == [1]
+    assert "a roll call, on which --rdzv-conf read_timeout, --local-addr has no effect" in job.err(0)
