@@ -125,6 +125,12 @@ def is_connected(port: int) -> bool:
     return any(line[1].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_the_numbers_of_ranks(folder: Path) -> None:
     """Hosts with different numbers of ranks; rank 0 can listen on MASTER_PORT while the launchers' connections stay.
 
@@ -612,3 +618,15 @@ def test_options_without_an_effect(folder: Path) -> None:
     job.start(1, "--local-addr=127.0.0.1", "--rdzv-conf=join_timeout=0,read_timeout=5")
     assert job.statuses() == [1]
     assert "a roll call, on which --rdzv-conf read_timeout, --local-addr has no effect" in job.err(0)
+
+
+def test_waiting_for_many_hosts_is_cheap(folder: Path) -> None:
+    """Host 0 lists the missing ones only when it names them."""
+    job = Job(folder, "")
+    launcher = job.start(0, of=65536)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    before_s = cpu_s(launcher.pid)
+    time.sleep(2)
+    assert cpu_s(launcher.pid) - before_s < 0.2
+    launcher.terminate()
+    assert job.statuses() == [143]
