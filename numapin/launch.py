@@ -72,13 +72,14 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
             try:
                 place = hosts.join(alarm)
-                files = logs.begin(restarts, place, run_dir)
+                with hosts.telling():
+                    files = logs.begin(restarts, place, run_dir)
                 shared = place.shared_variables(
                     os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts
                 )
                 grace_s = job.shutdown_timeout_s
                 ended = ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.take_signal)
-                with closing(logs), guarded(run_dir), ended, hosts.telling():
+                with hosts.telling(), closing(logs), guarded(run_dir), ended, hosts.telling():
                     for local_rank, own_files in enumerate(files):
                         alarm.ring()
                         variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
@@ -127,7 +128,9 @@ def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> Hosts:
     if job.is_fixed:
         from numapin.launcher.fixed_hosts import FixedHosts  # a job on one host does not need it
 
-        return FixedHosts(job, num_ranks)
+        # The first variable only: mpirun may start the processes of other hosts in a step of Slurm.
+        identity = os.environ.get("NUMAPIN_HOSTS", "").partition(" ")[0] if job.hosts_from else ""
+        return FixedHosts(job, num_ranks, identity)
     if not job.is_single_host:
         return SeveralHosts(job, num_ranks, alarm)
     uses_torch = bool(job.why_torch)
@@ -144,7 +147,8 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
         mailbox.deliver()
         for rank in running:
             rank.look()
-        if any(rank.status for rank in running) or hosts.has_failed_elsewhere():
+        # The hosts come first: a rank may have failed because another host was stopped, which has said so before.
+        if hosts.has_failed_elsewhere() or any(rank.status for rank in running):
             from numapin.launcher import survivors  # a job that succeeds does not need it
 
             others = [rank for rank in running if rank.is_running]

@@ -10,14 +10,18 @@ all of them learn which rank of which host failed first.
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import select
 import signal
 import socket
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_RANKS
@@ -45,7 +49,7 @@ _GREETING_S: Final = 10.0  # for a new connection to say who it is
 _SAY_AFTER_S, _SAY_EVERY_S = 10.0, 60.0
 _SLACK_S: Final = 5.0  # host 0 says first who is missing
 _MAX_STRANGERS: Final = 128  # connections more than hosts that have not said yet which host they are
-_MAX_TEXT: Final = 400  # characters of a text in a message
+_MAX_TEXT_BYTES: Final = 1200  # of a text in a message, in JSON; a message has two at most
 _NUMBERS: Final = ("first_rank", "world_size", "first_role_rank", "role_size")
 _HINT: Final = "see what numapin printed on the other hosts"
 _MISSING_HINT: Final = (
@@ -57,6 +61,14 @@ _UNSIGNED_HINT: Final = (
 )
 
 
+def _cut(text: str) -> str:
+    """Return as much of a text as a message has room for. In JSON a character takes up to 12 bytes."""
+    text = text[:_MAX_TEXT_BYTES]
+    while len(json.dumps(text)) > _MAX_TEXT_BYTES:
+        text = text[: len(text) * 9 // 10]
+    return text
+
+
 class _Caller(NamedTuple):
     """A host as its launcher describes it."""
 
@@ -65,6 +77,11 @@ class _Caller(NamedTuple):
     num_ranks: int
     name: str
     role: str
+    job: str  # a digest of what its resource manager calls the job; "" if it did not tell this host its number
+
+
+class _OtherJob(LineRefused):
+    """A launcher of another job has come, which by chance has the same port."""
 
 
 class _HostFailure(NamedTuple):
@@ -80,21 +97,34 @@ class _HostFailure(NamedTuple):
 class FixedHosts(Hosts):
     """A job on several hosts whose number is fixed. There is one round."""
 
-    def __init__(self, job: Job, num_ranks: int) -> None:
+    def __init__(self, job: Job, num_ranks: int, identity: str = "") -> None:
         self._job = job
-        self._own = _Caller(job.node_rank, job.min_max_nodes[1], num_ranks, os.uname().nodename, job.role)
+        digest = public_id(identity)[:16] if identity else ""
+        self._own = _Caller(job.node_rank, job.min_max_nodes[1], num_ranks, os.uname().nodename, job.role, digest)
         self._is_first = job.node_rank == 0
-        host, _, port = job.rdzv_endpoint.rpartition(":")
+        host, colon, port = job.rdzv_endpoint.rpartition(":")
         addresses = host or job.rdzv_endpoint or job.master_addr
         self._addresses = addresses.replace("[", "").replace("]", "").split(",")
         self._limit_s = _JOIN_S
         try:
-            self._port = int(port) if host else job.master_port or DEFAULT_PORT
+            self._port = int(port) if colon else job.master_port or DEFAULT_PORT
             for name in ("timeout", "join_timeout"):
                 self._limit_s = float(job.rdzv_conf.get(name, self._limit_s))
+            if not 0 < self._port < 1 << 16:
+                raise ValueError(f"there is no port {self._port}")  # noqa: TRY301 - as int raises it
+            if colon and not host:
+                raise ValueError("it names no host")  # noqa: TRY301
+            if not 0 <= self._limit_s < math.inf:
+                raise ValueError(f"{self._limit_s} is not a time in seconds")  # noqa: TRY301
         except ValueError as error:
             problem = f"--rdzv-endpoint {job.rdzv_endpoint} --rdzv-conf {job.rdzv_conf}: {error}"
             raise UsageError(problem, "give HOST:PORT and join_timeout=SECONDS") from None
+        ignored = [f"--rdzv-conf {name}" for name in job.rdzv_conf if name not in ("timeout", "join_timeout")]
+        ignored += ["--local-addr"] if "local_addr" in job.typed else []
+        if ignored:
+            say(f"warning: hosts of a fixed number make a roll call, on which {', '.join(ignored)} has no effect")
+        if _cut(job.role) != job.role:
+            raise UsageError(f"--role {job.role[:20]}… is longer than {_MAX_TEXT_BYTES} bytes", "choose a short role")
         self._where = f"{','.join(self._addresses)} port {self._port}"
         self._secret = job.run_id.encode() if job.run_id else None
         self.run_id = public_id(job.run_id) if job.run_id else str(uuid.uuid4())
@@ -120,8 +150,9 @@ class FixedHosts(Hosts):
 
     def join(self, alarm: Alarm) -> HostPlace:
         """Wait for all hosts. Raises NotMet, and StopSignal if a signal comes meanwhile, here or there."""
+        self._alarm = alarm
         self._deadline_s = time.monotonic() + self._limit_s
-        self._said_s = time.monotonic() + _SAY_AFTER_S - _SAY_EVERY_S
+        self._say_at_s = time.monotonic() + _SAY_AFTER_S
         try:
             return self._call_roll(alarm) if self._is_first else self._answer(alarm)
         except StopSignal as error:
@@ -138,20 +169,28 @@ class FixedHosts(Hosts):
             poll.register(listening, select.POLLIN)
             while len(callers) < self._own.num_hosts:
                 alarm.ring()
-                missing = {*range(self._own.num_hosts)} - callers.keys()
-                who = f"{listed('host', missing)} of {self._own.num_hosts}"
-                self._say_waiting(f"{who} at {self._where}", problem)
-                if time.monotonic() > self._deadline_s:
-                    text = f"{who} did not come to {self._where} in {self._limit_s:g} s"
-                    raise self._refuse_all(f"{text}; {problem}" if problem else text, _MISSING_HINT)
+                if time.monotonic() > min(self._deadline_s, self._say_at_s):  # the text is long if many are missing
+                    missing = {*range(self._own.num_hosts)} - callers.keys()
+                    who = f"{listed('host', missing)} of {self._own.num_hosts}"
+                    if time.monotonic() > self._deadline_s:
+                        text = f"{who} did not come to {self._where} in {self._limit_s:g} s"
+                        raise self._refuse_all(f"{text}; {problem}" if problem else text, _MISSING_HINT)
+                    self._say_waiting(f"{who} at {self._where}", problem)
                 ready = [lines.get(descriptor) for descriptor, _ in poll.poll(_LOOK_S * 1000)]
+                most_strangers = _MAX_STRANGERS + self._own.num_hosts
                 if None in ready:
-                    with suppress(OSError):  # it is gone again
+                    try:
                         line = Line(listening.accept()[0], secret=self._secret, is_server=True)
+                    except OSError as error:  # else it is gone again
+                        if error.errno in (errno.EMFILE, errno.ENFILE):
+                            problem = f"a connection could not be accepted: {error.strerror}"
+                            most_strangers = len(strangers) - 1
+                            time.sleep(_LOOK_S)
+                    else:
                         lines[line.fileno()], strangers[line] = line, time.monotonic() + _GREETING_S
                         poll.register(line, select.POLLIN)
                 late = [line for line, until_s in strangers.items() if until_s < time.monotonic()]
-                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS - self._own.num_hosts)]
+                late += [*strangers][: max(0, len(strangers) - most_strangers)]
                 for line in {*filter(None, ready), *late}:
                     end = self._why_ended(line, callers, is_stranger=line in strangers, is_late=line in late)
                     known = [number for number, own in self._lines.items() if own is line]
@@ -161,7 +200,10 @@ class FixedHosts(Hosts):
                         continue
                     if isinstance(end, LineRefused):
                         problem = f"a connection was refused, because {end}"
-                        line.send("refused", text=str(end))
+                        is_early = int(isinstance(end, _OtherJob))  # host 0 of its job may come yet
+                        line.send("refused", text=_cut(str(end)), again=is_early)
+                    elif line in late:
+                        problem = problem or f"a connection was closed, because {end}"
                     for number in known:
                         del self._lines[number], callers[number]  # it may come again
                     poll.unregister(line)
@@ -185,8 +227,8 @@ class FixedHosts(Hosts):
             self._hear(line, callers, is_stranger=is_stranger)
         except (LineEnded, LineRefused) as error:
             end = error
-        if is_late and line not in self._lines.values():
-            return LineRefused("it did not say who it is")
+        if end is None and is_late and line not in self._lines.values():
+            return LineEnded("it did not say in time who it is")  # only closed: a slow host comes again
         return end
 
     def _listening(self) -> socket.socket:
@@ -197,9 +239,9 @@ class FixedHosts(Hosts):
         try:
             listening = socket.create_server(("", self._port), family=family, backlog=backlog, dualstack_ipv6=is_dual)
         except OSError as error:
-            is_used = error.errno == errno.EADDRINUSE
-            choose = "choose another one on all hosts: --master-port PORT"
-            hint = choose if is_used else "see the limits with: ulimit -a"
+            is_ports_own = error.errno in (errno.EADDRINUSE, errno.EACCES)  # EACCES: a port below 1024
+            another = "choose another one on all hosts: --master-port PORT"
+            hint = another if is_ports_own else "see the limits with: ulimit -a"
             reason = os.strerror(error.errno or 0)
             raise NotMet(f"host 0 cannot listen on port {self._port}: {reason}", hint) from None
         listening.setblocking(False)
@@ -221,8 +263,11 @@ class FixedHosts(Hosts):
                 num_ranks=message.number("ranks"),
                 name=message.text("name"),
                 role=message.text("role"),
+                job=message.text("job"),
             )
-            number, name = caller.number, caller.name[:_MAX_TEXT]
+            if caller.job and self._own.job and caller.job != self._own.job:
+                raise _OtherJob(f"{_cut(caller.name)} belongs to another job than {self._own.name}, on the same port")
+            number, name = caller.number, _cut(caller.name)
             contradiction = ""
             if caller.num_hosts != self._own.num_hosts:
                 counts = f"{name} is one of {caller.num_hosts}, {self._own.name} one of {self._own.num_hosts}"
@@ -232,7 +277,7 @@ class FixedHosts(Hosts):
             elif number >= caller.num_hosts or caller.num_ranks > MAX_RANKS:
                 contradiction = f"{name} has the number {number} of {caller.num_hosts}, and {caller.num_ranks} ranks"
             if contradiction:
-                line.send("refused", text=contradiction[:_MAX_TEXT])
+                line.send("refused", text=_cut(contradiction))
                 raise self._refuse_all(contradiction, "give all hosts the same --nnodes, and each its own --node-rank")
             self._lines[number], callers[number] = line, caller
             self._names[number] = name
@@ -240,7 +285,7 @@ class FixedHosts(Hosts):
 
     def _refuse_all(self, problem: str, hint: str) -> NotMet:
         """Return the error, and let the hosts that have come have the same one."""
-        self._send_all("refused", text=problem[:_MAX_TEXT])
+        self._send_all("refused", text=_cut(problem))
         return NotMet(problem, hint)
 
     def _answer(self, alarm: Alarm) -> HostPlace:
@@ -253,6 +298,8 @@ class FixedHosts(Hosts):
         while True:
             num_unsigned = 0
             for address in self._addresses:
+                if problem and time.monotonic() > self._deadline_s:  # each address may take seconds
+                    break
                 try:
                     place = self._ask(address, alarm)
                 except (OSError, UnicodeError) as error:
@@ -276,7 +323,9 @@ class FixedHosts(Hosts):
 
     def _ask(self, address: str, alarm: Alarm) -> HostPlace:
         """Return the place that host 0 gives to this host. Raises OSError, LineEnded, LineRefused, NotMet."""
-        connection = interruptible(lambda: socket.create_connection((address, self._port), timeout=_GREETING_S), alarm)
+        limit_s = max(1, min(_GREETING_S, self._deadline_s - time.monotonic()))
+        call = partial(socket.create_connection, (address, self._port), timeout=limit_s)
+        connection = interruptible(call, alarm, limit_s)
         line = self._lines[0] = Line(connection, secret=self._secret, is_server=False)
         try:
             until_s, is_asked = min(time.monotonic() + _GREETING_S, self._deadline_s + _SLACK_S), False
@@ -285,19 +334,25 @@ class FixedHosts(Hosts):
             while time.monotonic() < until_s:
                 alarm.ring()
                 poll.poll(_LOOK_S * 1000)
-                for message in line.receive():
+                messages = deque(line.receive())
+                while messages:
+                    message = messages.popleft()
+                    if message.kind == "refused" and message.optional_number("again"):
+                        raise LineRefused(f"host 0 reports: {message.text('text')}")  # noqa: TRY301 - a retry
                     if message.kind == "refused":
                         raise NotMet(f"host 0 reports: {message.text('text')}", _HINT)
                     if message.kind == "stopped":
                         self._take_stop(message)
-                    self.run_id, self._names[0] = message.text("run_id"), message.text("name")[:_MAX_TEXT]
+                    line.put_back([*messages])  # news that came at the same time
+                    self.run_id, self._names[0] = message.text("run_id"), _cut(message.text("name"))
                     return self._place([message.number(name) for name in _NUMBERS], address)
                 if line.is_greeted and not is_asked:
                     own, is_asked = self._own, True
                     fields = {"host": own.number, "hosts": own.num_hosts, "ranks": own.num_ranks}
-                    line.send("hello", **fields, name=own.name[:_MAX_TEXT], role=own.role)
+                    line.send("hello", **fields, name=_cut(own.name), role=own.role, job=own.job)
                     until_s = self._deadline_s + _SLACK_S
-                self._say_waiting(f"the other hosts; host 0 at {self._where} says which", "")
+                whom = "the other hosts; host 0 at {} says which" if is_asked else "host 0 at {}, which says nothing"
+                self._say_waiting(whom.format(self._where), "")
         except (LineEnded, LineRefused):
             self._lines.pop(0).close()
             raise
@@ -323,8 +378,8 @@ class FixedHosts(Hosts):
     def _say_waiting(self, whom: str, problem: str) -> None:
         """Say from time to time for whom this launcher waits."""
         now_s = time.monotonic()
-        if now_s >= self._said_s + _SAY_EVERY_S:
-            self._said_s = now_s
+        if now_s >= self._say_at_s:
+            self._say_at_s = now_s + _SAY_EVERY_S
             waited_s = self._limit_s - (self._deadline_s - now_s)
             reason = f": {problem}" if problem else ""
             text = f"waiting for {whom} ({waited_s:.0f} of {self._limit_s:g} s){reason}"
@@ -354,9 +409,9 @@ class FixedHosts(Hosts):
         except BaseException as error:
             if not self._is_over:
                 self._is_over = True
-                text = error.message[:_MAX_TEXT] if isinstance(error, NumapinError) else ""
+                text = _cut(error.message) if isinstance(error, NumapinError) else ""
                 self._failures[self._own.number] = _HostFailure(self._own.number, self._own.name, text=text)
-                self._send_all("failing", host=self._own.number, name=self._own.name[:_MAX_TEXT], text=text)
+                self._send_all("failing", host=self._own.number, name=_cut(self._own.name), text=text)
             raise
 
     def settle(self, failed: RanksFailed, alarm: Alarm) -> RanksFailed:
@@ -369,7 +424,7 @@ class FixedHosts(Hosts):
         first, own = failed.failure.first, _HostFailure(self._own.number, self._own.name)
         if first.failed_by_itself:
             is_abort = first.signal_number == signal.SIGABRT and not first.exception  # as NCCL does, if others are lost
-            reason = (first.exception.partition("\n")[0] or first.end)[:_MAX_TEXT]
+            reason = _cut(first.exception.partition("\n")[0] or first.end)
             own = own._replace(rank=first.rank, text=reason, is_consequence=bool(first.blames_peer) or is_abort)
         self._take_report(own)
         if not self._is_first:
@@ -379,15 +434,16 @@ class FixedHosts(Hosts):
             self._listen(is_running=False)
             if self._is_first and self._has_reported >= self._lines.keys():
                 known = [failure for failure in self._failures.values() if failure.rank is not None or failure.text]
-                self._first = min(known, key=lambda failure: failure.is_consequence, default=None) or own
-                name, rank, text = self._first.name[:_MAX_TEXT], self._first.rank, self._first.text
+                others = [failure for failure in self._failures.values() if failure.number != own.number]
+                self._first = min(known or others or [own], key=lambda failure: failure.is_consequence)
+                name, rank, text = _cut(self._first.name), self._first.rank, self._first.text
                 self._send_all("first", host=self._first.number, name=name, rank=rank, text=text)
             elif not self._lines:
                 break
             else:
                 alarm.wait(_LOOK_S)
         decided = self._first
-        if decided is None and own.rank is None:  # this host has no failure to name
+        if decided is None and own.is_consequence:  # this host has no failure of its own to name
             decided = next((failure for failure in self._failures.values() if failure.number != own.number), None)
         if decided is None:
             return failed
@@ -401,7 +457,8 @@ class FixedHosts(Hosts):
         for number, line in [*self._lines.items()]:
             try:
                 for message in line.receive():
-                    self._take_news(message, number, is_running=is_running)
+                    if number in self._lines:  # it has not said bye
+                        self._take_news(message, number, is_running=is_running)
             except (LineEnded, LineRefused) as error:
                 line.close()
                 if self._lines.pop(number, None) is None:  # it has said bye
@@ -409,6 +466,9 @@ class FixedHosts(Hosts):
                 name = self._names.get(number, "")
                 text = f"its launcher is gone: {error}"
                 lost = _HostFailure(number, name, text=text, is_consequence=False)
+                known = self._failures.get(number)
+                if known is not None and known.rank is None and not known.text:  # it did not come to report
+                    self._failures[number] = lost._replace(text=f"a rank failed, and {text}")
                 self._take_failure(self._failures.get(number, lost))
                 self._has_reported.add(number)
 
@@ -439,7 +499,7 @@ class FixedHosts(Hosts):
         if not self._is_over:
             self._is_over = True
             if self._is_first:
-                self._send_all("failing", host=failure.number, name=failure.name[:_MAX_TEXT], text=failure.text)
+                self._send_all("failing", host=failure.number, name=_cut(failure.name), text=failure.text)
 
     def _take_report(self, failure: _HostFailure) -> None:
         """Note how the ranks of a host have ended."""
@@ -452,18 +512,19 @@ class FixedHosts(Hosts):
         number = message.number("signal")
         if number not in set(self._job.signals):
             raise LineRefused(f"it was stopped by signal {number}")
-        stop, host, name = signal.Signals(number), message.number("host"), message.text("name")[:_MAX_TEXT]
+        stop, host, name = signal.Signals(number), message.number("host"), _cut(message.text("name"))
         say(f"host {host} ({name}) was stopped by {stop.name}, and so is this one")
         if self._is_first:
             self._send_all("stopped", host=host, name=name, signal=number)
         self._is_over = True
+        self._alarm.stop(stop)
         raise StopSignal(stop)
 
     def _tell_stop(self, error: StopSignal) -> None:
         """Let the other hosts know that a signal has stopped this one."""
         if not self._is_over:
             self._is_over = True
-            name = self._own.name[:_MAX_TEXT]
+            name = _cut(self._own.name)
             self._send_all("stopped", host=self._own.number, name=name, signal=int(error.number))
 
     def _send_all(self, kind: str, **fields: int | str | None) -> None:

@@ -12,8 +12,10 @@ neither answers a roll call nor signs its state.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
+import time
 import uuid
 from collections import Counter
 from contextlib import ExitStack, nullcontext, suppress
@@ -387,11 +389,13 @@ def import_torch() -> None:
         del os.environ[name]  # the ranks' logs stay
 
 
-def interruptible(call: Callable[[], T], alarm: Alarm) -> T:
+def interruptible(call: Callable[[], T], alarm: Alarm, limit_s: float = math.inf) -> T:
     """Return what the call returns, or raise what it raises; raise StopSignal if a signal comes meanwhile.
 
-    torch's C++ code lets no signal through while it waits, so a thread makes the call. A signal leaves it behind.
+    torch's C++ code lets no signal through while it waits, so a thread makes the call. A signal leaves it behind, and
+    so does the time limit, with TimeoutError: a name server has no other.
     """
+    until_s = time.monotonic() + limit_s
     returned: list[T] = []
     raised: list[Exception] = []
 
@@ -405,6 +409,8 @@ def interruptible(call: Callable[[], T], alarm: Alarm) -> T:
     thread.start()
     while thread.is_alive():
         alarm.ring()
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"no answer in {limit_s:.0f} s")
         thread.join(_LOOK_S)
     alarm.ring()
     if raised:

@@ -84,6 +84,7 @@ class Line:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._nonce, self._key = os.urandom(16).hex(), b""
         self._buffer = b""
+        self._kept = list[Message]()
         self._num_sent = self._num_received = 0
         self.is_greeted = False
         self._write(_UNSIGNED, json.dumps({"numapin": FORMAT, "nonce": self._nonce}))
@@ -108,6 +109,9 @@ class Line:
 
     def receive(self) -> list[Message]:
         """Return the messages that have arrived. Raises LineEnded, LineRefused."""
+        if self._kept:
+            kept, self._kept = self._kept, []
+            return kept
         try:
             part = self._connection.recv(_MOST_BYTES)
         except BlockingIOError:
@@ -120,6 +124,10 @@ class Line:
         if max(map(len, (*lines, self._buffer))) > _MOST_BYTES:
             raise LineRefused(f"it sent a line of more than {_MOST_BYTES} bytes")
         return [message for line in lines if (message := self._read(line)) is not None]
+
+    def put_back(self, messages: list[Message]) -> None:
+        """Keep messages for the next `receive`."""
+        self._kept = messages
 
     def _read(self, line: bytes) -> Message | None:
         """Return the message of a line, None for the greeting."""

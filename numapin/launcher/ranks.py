@@ -180,6 +180,11 @@ class Alarm:
         self._received.clear()
         return self.stopped_by
 
+    def stop(self, number: signal.Signals) -> None:
+        """Note a signal that stopped the job on another host. This host's own copy of it is the same press."""
+        self.stopped_by, self._interrupted_s = number, time.monotonic()
+        self._received.clear()
+
     def is_urgent(self) -> bool:
         """Return whether not to wait for the ranks: a failed job is stopped, or Ctrl-C was pressed again.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,9 +39,12 @@ class Job:
             self.port: int = free.getsockname()[1]
         self.launchers: list[subprocess.Popen[bytes]] = []
 
-    def start(self, number: int, *options: str, of: int = 2, ranks: int = 1, **changes: str) -> subprocess.Popen[bytes]:
-        """Start the launcher of a host."""
-        meeting = (f"--nnodes={of}", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={self.port}")
+    def start(
+        self, number: int, *options: str, of: int = 2, ranks: int = 1, by_manager: bool = False, **changes: str
+    ) -> subprocess.Popen[bytes]:
+        """Start the launcher of a host, whose number may come from a resource manager."""
+        numbers = () if by_manager else (f"--nnodes={of}", f"--node-rank={number}")
+        meeting = (*numbers, "--master-addr=127.0.0.1", f"--master-port={self.port}")
         words = (*NUMAPIN, "run", "--quiet", *meeting, f"--nproc-per-node={ranks}", *options)
         with (self.folder / f"err.{len(self.launchers)}").open("w") as err:
             launcher = subprocess.Popen(
@@ -120,6 +125,12 @@ def is_connected(port: int) -> bool:
     return any(line[1].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_the_numbers_of_ranks(folder: Path) -> None:
     """Hosts with different numbers of ranks; rank 0 can listen on MASTER_PORT while the launchers' connections stay.
 
@@ -163,13 +174,20 @@ def test_a_missing_host(folder: Path) -> None:
 
 
 def test_the_wait_is_reported(folder: Path) -> None:
-    """After 10 s, long before the time limit, each launcher says for whom it waits, and how not to."""
+    """After 10 s, long before the time limit, each launcher says for whom it waits, and how not to.
+
+    A connection that says nothing is closed then, but not refused: a slow host comes again.
+    """
     job = Job(folder, "")
     job.start(0, of=3)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    silent = socket.create_connection(("127.0.0.1", job.port), timeout=LIMIT_S)
     job.start(1, of=3)
     job.await_said(0, f"waiting for host 2 of 3 at 127.0.0.1 port {job.port} (10 of 900 s)")
     job.await_said(1, f"waiting for the other hosts; host 0 at 127.0.0.1 port {job.port} says which")
     assert "for a job on this host only: numapin run --standalone" in job.err(0)
+    with silent:
+        assert "refused" not in silent.makefile().read()
     job.launchers[0].terminate()
     assert job.statuses() == [143, 143]
 
@@ -206,7 +224,7 @@ def test_hosts_that_contradict_each_other(folder: Path, others: tuple[tuple[int,
     assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
     with socket.create_connection(("127.0.0.1", job.port)) as caller:
         caller.sendall(b'- {"numapin": 1, "nonce": ""}\n')
-        caller.sendall(b'- {"kind": "hello", "host": 0, "hosts": 2, "ranks": 1, "name": "n", "role": ""}\n')
+        caller.sendall(b'- {"kind": "hello", "host": 0, "hosts": 2, "ranks": 1, "name": "n", "role": "", "job": ""}\n')
         assert job.statuses() == [1]
         assert problem in caller.makefile().read()
     assert problem in job.err(0)
@@ -364,3 +382,251 @@ def test_a_signal(folder: Path, moment: str, stopped: int, number: signal.Signal
     assert job.statuses() == [ends[number]] * len(launchers), [job.err(n) for n in range(len(launchers))]
     if has_others:
         assert f"host {stopped} ({os.uname().nodename}) was stopped by {number.name}, and so is this one" in job.err(1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_every_launcher(folder: Path, number: signal.Signals) -> None:
+    """Ranks get it once, and have their grace period, also if a launcher hears from another one before its own."""
+    text = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+def note(number, _):
+    with open(f"{sys.argv[1]}/signals.{rank}", "a") as file:
+        print(number, file=file)
+signal.signal(signal.SIGINT, note)
+signal.signal(signal.SIGTERM, note)
+open(f"{sys.argv[1]}/ready.{rank}", "w").close()
+while not os.path.exists(f"{sys.argv[1]}/signals.{rank}"):
+    time.sleep(0.02)
+time.sleep(1.5)
+open(f"{sys.argv[1]}/saved.{rank}", "w").close()
+"""
+    job = Job(folder, text)
+    for host in (0, 1):
+        job.start(host)
+    job.await_ready(2)
+    job.launchers[0].send_signal(number)
+    job.await_said(1, f"was stopped by {number.name}, and so is this one")
+    job.launchers[1].send_signal(number)
+    ends = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM}
+    assert job.statuses() == [ends[number]] * 2
+    assert [(folder / f"signals.{rank}").read_text() for rank in (0, 1)] == [f"{number:d}\n"] * 2
+    assert len([*folder.glob("saved.*")]) == 2
+
+
+def test_a_launcher_is_killed_after_its_rank_failed(folder: Path) -> None:
+    """It cannot report any more, and the other hosts say so; no rank of theirs is blamed."""
+    text = """
+import os, signal, sys, time
+if os.environ["RANK"] == "2":
+    signal.signal(signal.SIGTERM, lambda *_: open(f"{sys.argv[1]}/asked", "w").close())
+open(f"{sys.argv[1]}/ready.{os.environ['RANK']}", "w").close()
+while len([name for name in os.listdir(sys.argv[1]) if name.startswith("ready")]) < 4:
+    time.sleep(0.02)
+if os.environ["RANK"] == "1":
+    raise RuntimeError("no data")
+while True:
+    time.sleep(1)
+"""
+    job = Job(folder, text)
+    for number, ranks in enumerate((1, 2, 1)):
+        job.start(number, of=3, ranks=ranks)
+    assert wait_until((folder / "asked").exists, limit_s=LIMIT_S)
+    job.launchers[1].kill()
+    assert job.statuses() == [1, -9, 1]
+    for number in (0, 2):
+        blamed = f"host 1 ({os.uname().nodename}) failed a rank failed, and its launcher is gone: "
+        assert blamed in job.err(number), job.err(number)
+
+
+LINKED = """
+import os, socket, sys, time
+path, rank = f"{sys.argv[1]}/link", os.environ["RANK"]
+link = socket.socket(socket.AF_UNIX)
+if rank == "0":
+    link.bind(path)
+    link.listen()
+    peer, _ = link.accept()
+else:
+    while link.connect_ex(path):
+        time.sleep(0.02)
+open(f"{sys.argv[1]}/ready.{rank}", "w").close()
+if rank == "0":
+    time.sleep(300)
+link.recv(1)
+"""
+
+
+def test_a_stop_is_not_a_failure(folder: Path) -> None:
+    """A rank that dies because its peer on another host was stopped does not count as failed."""
+    job = Job(folder, f"{LINKED}os._exit(1)")
+    for number in (0, 1):
+        job.start(number)
+    job.await_ready(2)
+    job.launchers[0].terminate()
+    assert job.statuses() == [143, 143], job.err(1)
+
+
+def test_host_0_is_lost_with_its_ranks(folder: Path) -> None:
+    """A rank that blames its peer is a consequence of that, although nothing but this host is left to decide."""
+    job = Job(folder, f"{LINKED}raise RuntimeError('gloo: Connection closed by peer')")
+    for number in (0, 1):
+        job.start(number)
+    job.await_ready(2)
+    job.launchers[0].kill()
+    assert job.statuses() == [-9, 1]
+    assert f"host 0 ({os.uname().nodename}) failed its launcher is gone: " in job.err(1), job.err(1)
+
+
+def test_few_descriptors(folder: Path) -> None:
+    """If the launcher of host 0 can open no more, the connection that has said nothing for longest gives way."""
+    job = Job(folder, "")
+    launcher = job.start(0)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    open_now = len([*Path(f"/proc/{launcher.pid}/fd").iterdir()])
+    resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (open_now + 8, open_now + 8))
+    with ExitStack() as silent:
+        for _ in range(40):
+            silent.enter_context(socket.create_connection(("127.0.0.1", job.port)))
+        began_s = time.monotonic()
+        job.start(1)
+        assert job.statuses() == [0, 0], (job.err(0), job.err(1))
+        assert time.monotonic() - began_s < 9, "before the silent ones are late"
+
+
+def test_news_in_the_packet_of_the_place(folder: Path) -> None:
+    """A launcher that gets its place and a stop at once stops."""
+    job = Job(folder, STAY)
+    with socket.create_server(("127.0.0.1", job.port)) as host_0:
+        job.start(1)
+        host_0.settimeout(LIMIT_S)
+        with host_0.accept()[0] as caller:
+            caller.sendall(b'- {"numapin": 1, "nonce": "%s"}\n' % SECRET.encode())
+            told = caller.makefile()
+            told.readline()
+            assert '"hello"' in told.readline()
+            place = {"kind": "place", "first_rank": 1, "world_size": 2, "first_role_rank": 1, "role_size": 2}
+            stop = {"kind": "stopped", "host": 0, "name": "n", "signal": int(signal.SIGTERM)}
+            messages = ({**place, "run_id": "1", "name": "n"}, stop)
+            caller.sendall("".join(f"- {json.dumps(message)}\n" for message in messages).encode())
+            assert job.statuses() == [143]
+
+
+def test_two_jobs_on_one_port(folder: Path) -> None:
+    """A launcher that a resource manager has started for another job is refused, and host 0 waits for its own."""
+    job = Job(folder, "")
+    slurm: dict[str, Any] = {
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "n[0-1]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "by_manager": True,
+    }
+    job.start(0, SLURM_JOB_ID="1", SLURM_NODEID="0", **slurm)
+    other = job.start(1, "--rdzv-conf=join_timeout=2", SLURM_JOB_ID="20001", SLURM_NODEID="1", **slurm)
+    assert other.wait(LIMIT_S) == 1
+    name = os.uname().nodename
+    assert f"host 0 reports: {name} belongs to another job than {name}, on the same port" in job.err(1), job.err(1)
+    assert "in 2 s" in job.err(1), "host 0 of its own job may have come"
+    job.start(1, SLURM_JOB_ID="1", SLURM_NODEID="1", **slurm)
+    assert job.statuses() == [0, 1, 0], (job.err(0), job.err(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--rdzv-endpoint=localhost:99999",), "there is no port 99999"),
+        (("--rdzv-endpoint=localhost:-5",), "there is no port -5"),
+        (("--rdzv-endpoint=:29577",), "it names no host"),
+        (("--rdzv-conf=join_timeout=nan",), "nan is not a time in seconds"),
+    ],
+)
+def test_values_out_of_range(folder: Path, options: tuple[str, ...], problem: str) -> None:
+    """They are refused before anything starts."""
+    job = Job(folder, "")
+    job.start(0, *options)
+    assert job.statuses() == [2]
+    assert problem in job.err(0)
+    assert "give HOST:PORT and join_timeout=SECONDS" in job.err(0)
+
+
+def test_long_texts(folder: Path) -> None:
+    """A failure whose text takes 12 bytes a character in JSON is reported."""
+    text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('\\U0001f600' * 400)\ntime.sleep(300)\n"
+    job = Job(folder, text)
+    for number in (0, 1):
+        job.start(number, PYTHONIOENCODING="utf-8")
+    assert job.statuses() == [1, 1]
+    assert "rank 1, the first to fail: host 1" in job.err(0), job.err(0)
+    assert "failed SystemExit: \U0001f600" in job.err(0), job.err(0)
+
+
+def test_a_host_without_logs(folder: Path) -> None:
+    """The other hosts say why a launcher could not start its ranks."""
+    job = Job(folder, "import time; time.sleep(300)")
+    job.start(0)
+    job.start(1, "--log-dir=/proc/nothing")
+    assert job.statuses() == [1, 2]
+    assert "no folder for logs can be made in /proc/nothing" in job.err(0), job.err(0)
+
+
+def test_a_launcher_says_bye_twice(folder: Path) -> None:
+    """It counts once."""
+    job = Job(folder, "import sys, time; open(f'{sys.argv[1]}/ready.0', 'w').close(); time.sleep(1)")
+    job.start(0)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    with socket.create_connection(("127.0.0.1", job.port)) as caller:
+        caller.sendall(b'- {"numapin": 1, "nonce": "%s"}\n' % SECRET.encode())
+        caller.sendall(b'- {"kind": "hello", "host": 1, "hosts": 2, "ranks": 1, "name": "n", "role": "", "job": ""}\n')
+        job.await_ready(1)
+        caller.sendall(b'- {"kind": "bye"}\n' * 2)
+        assert job.statuses() == [0], job.err(0)
+
+
+def test_host_0_says_nothing(folder: Path) -> None:
+    """A launcher that waits for it does not say that it knows who is missing."""
+    job = Job(folder, "")
+    with socket.create_server(("127.0.0.1", job.port)):
+        job.start(1)
+        job.await_said(0, f"waiting for host 0 at 127.0.0.1 port {job.port}, which says nothing")
+        job.launchers[0].terminate()
+        assert job.statuses() == [143]
+
+
+def test_addresses_that_do_not_answer(folder: Path) -> None:
+    """Together they take no longer than one of them."""
+    job = Job(folder, "")
+    addresses = ",".join(f"127.0.0.{number}" for number in range(1, 6))
+    with socket.create_server(("", job.port), backlog=0), ExitStack() as opened:
+        for _ in range(3):  # fills the queue, so the kernel drops what follows
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", job.port))
+        began_s = time.monotonic()
+        job.start(1, f"--master-addr={addresses}", "--rdzv-conf=join_timeout=2")
+        assert job.statuses() == [1]
+        assert time.monotonic() - began_s < 8, job.err(0)
+    assert f"host 0 did not answer at {addresses} port {job.port} in 2 s: " in job.err(0)
+
+
+def test_options_without_an_effect(folder: Path) -> None:
+    """A warning names those that only torch's rendezvous reads."""
+    job = Job(folder, "")
+    job.start(1, "--local-addr=127.0.0.1", "--rdzv-conf=join_timeout=0,read_timeout=5")
+    assert job.statuses() == [1]
+    assert "a roll call, on which --rdzv-conf read_timeout, --local-addr has no effect" in job.err(0)
+
+
+def test_waiting_for_many_hosts_is_cheap(folder: Path) -> None:
+    """Host 0 lists the missing ones only when it names them."""
+    job = Job(folder, "")
+    launcher = job.start(0, of=65536)
+    assert wait_until(lambda: listening(job.port), limit_s=LIMIT_S)
+    before_s = cpu_s(launcher.pid)
+    time.sleep(2)
+    assert cpu_s(launcher.pid) - before_s < 0.2
+    launcher.terminate()
+    assert job.statuses() == [143]
