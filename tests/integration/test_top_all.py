@@ -176,8 +176,9 @@ def _seen(folder: Path) -> tuple[bool, bool]:
 def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder that another user can enter."""
     folder = tmp_path_factory.mktemp("others")
-    for path in (folder, folder.parent, folder.parent.parent):
-        path.chmod(path.stat().st_mode | 0o111)
+    for path in (folder, *folder.parents):
+        if not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o111)
     return folder
 
 
