@@ -96,7 +96,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 continue
             except RoundFailed as failed:
                 failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
-                failure = hosts.settle(failure, alarm)
+                failure = hosts.agree_on_first(failure, alarm)
                 alarm.take_signal()  # takes a signal that came while the ranks ended
                 if alarm.stopped_by is not None:
                     # Schedulers signal all processes at once: a rank that this signal ended is not the cause.

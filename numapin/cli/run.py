@@ -34,7 +34,7 @@ from numapin.rank import handover, hook_env
 from numapin.rank.inherited import forget_outer_rank, raise_open_files
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
-from numapin.tasks.hosts import IDENTITY, OwnHost, identity_of, settle
+from numapin.tasks.hosts import IDENTITY, OwnHost, identity_of, with_found_hosts
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def parse(
     own = {name: not option.is_flag for option in all_own for name in (*option.opts, *option.secondary_opts)}
     job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
     values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
-    job, remark = settle(job, os.environ, _own_host())
+    job, remark = with_found_hosts(job, os.environ, _own_host())
     if remark:
         say(remark)
     require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)

@@ -53,8 +53,8 @@ _NAMED: Final[Mapping[str, Callable[[Topology], set[str]]]] = {
 """The names of the things counted, so that a message can name the missing ones."""
 _OF_FILE: Final = 0.02
 _OF_NUMBER: Final = 0.03
-"""How far the memory may differ from a machine file's, and from a number. Firmware and crash kernels keep different
-parts of it, and of a nominal size the kernel's page structures take 1.6 %. One module of 32 is 3.1 %."""
+"""The share by which memory may differ from a machine file, and from a number. Firmware and crash kernels reserve
+varying parts of it, and the kernel's page structures take 1.6 % of a nominal size. One module of 32 is 3.1 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def compare(
         like: The machine whose counts these are, if any: what is missing is named, and models and rates are compared.
 
     Returns:
-        An error for each difference, or one finding that there is none. What is unknown differs.
+        An error for each difference, or one finding that everything is as expected. An unknown value is a difference.
     """
     topology = host.topology
     differing: list[str] = []

@@ -414,7 +414,7 @@ class FixedHosts(Hosts):
                 self._send_all("failing", host=self._own.number, name=_cut(self._own.name), text=text)
             raise
 
-    def settle(self, failed: RanksFailed, alarm: Alarm) -> RanksFailed:
+    def agree_on_first(self, failed: RanksFailed, alarm: Alarm) -> RanksFailed:
         """Return the account with the rank that failed first on any host, if the others report in time.
 
         All hosts give their ranks the same time to end, and report then; host 0 decides.

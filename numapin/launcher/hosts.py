@@ -122,7 +122,7 @@ def meeting_of(job: Job) -> str:
     if job.is_single_host:
         return "without a rendezvous, because the job has one host"
     if job.is_fixed:
-        where = job.rdzv_endpoint or f"{job.master_addr} port {job.master_port or 'of torch, 29500'}"
+        where = job.rdzv_endpoint or f"{job.master_addr} port {job.master_port or '29500 (default)'}"
         return f"without a rendezvous: this is host {job.node_rank} of {job.nnodes[1]}, and host 0 is at {where}"
     return f"through the rendezvous of several hosts: {job.rdzv_backend} at {job.rdzv_endpoint}"
 
@@ -156,10 +156,10 @@ class Hosts:
         return False
 
     def telling(self) -> AbstractContextManager[None]:
-        """Return a block whose exceptions, which end the ranks of this host, other hosts know at once."""
+        """Tell the other hosts at once about an exception in this block, which ends the ranks of this host."""
         return nullcontext()
 
-    def settle(self, failed: RanksFailed, _: Alarm) -> RanksFailed:
+    def agree_on_first(self, failed: RanksFailed, _: Alarm) -> RanksFailed:
         """Return the account of this host's ranks with what is known of other hosts."""
         return failed
 

@@ -236,7 +236,7 @@ class Job:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the job has several hosts, whose number and first address are known, and no restarts."""
+        """Whether the job has a fixed number of hosts, more than one, a known first host, and no restarts."""
         least, most = self.min_max_nodes
         return least == most > 1 and self.rdzv_backend == "static" and self.max_restarts == 0
 

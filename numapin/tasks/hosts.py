@@ -1,6 +1,6 @@
 """Identify which host of a job this is, where a resource manager started one launcher on each host.
 
-Options and PET_* variables come first; `settle` adds what they leave open.
+Options and PET_* variables come first; `with_found_hosts` adds what they leave open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_SHOWN: Final = 60  # characters of a variable's value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnHost:
-    """What the search needs of this host, besides the environment."""
+    """This host, as far as finding the job's hosts needs it besides the environment."""
 
     pid: int
     name: str
@@ -45,7 +45,7 @@ class OwnHost:
 
 
 class HostsFound(NamedTuple):
-    """Where this host is in its job; None is unknown."""
+    """The place of this host in its job; None means unknown."""
 
     manager: str
     number: int
@@ -97,8 +97,8 @@ def find_hosts(
     return (None if found.num_hosts == 1 else found), remark
 
 
-def settle(job: Job, environ: Mapping[str, str], own: OwnHost) -> tuple[Job, str]:
-    """Return the job with what a resource manager says about its hosts, and a remark for the user, "" if there is none.
+def with_found_hosts(job: Job, environ: Mapping[str, str], own: OwnHost) -> tuple[Job, str]:
+    """Add what a resource manager knows about the job's hosts; return the job, and a remark for the user or "".
 
     The hosts get torchrun's static options, or torch's rendezvous if they may restart their ranks or change in number.
     What the user gave stays. Raises UsageError for contradictions, for what is unknown, and for one of several
@@ -245,7 +245,9 @@ def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
     used = [name for name in ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     # blaunch -z may start tasks in another order.
-    number = _number_of(own.name, hosts, default=_count(environ, "LSF_PM_TASKID") - 1)
+    short = [_short(host) for host in hosts]  # with or without a domain
+    task = _count(environ, "LSF_PM_TASKID") - 1
+    number = short.index(_short(own.name)) if _short(own.name) in short else task
     if not 0 <= number < len(hosts):
         raise UsageError(
             f"{' and '.join(settings[:2])} contradict each other, unless blaunch starts more than one task on a host",
@@ -343,12 +345,6 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
         return (expand(nodes), "") if nodes else ((), "no variable has the address of a host")
     except ValueError as error:
         return (), f"SLURM_JOB_NODELIST {error}"
-
-
-def _number_of(name: str, hosts: Sequence[str], *, default: int) -> int:
-    """Return the number of a host in a manager's list, which may have names with or without a domain."""
-    short = [_short(host) for host in hosts]
-    return short.index(_short(name)) if _short(name) in short else default
 
 
 def _short(name: str) -> str:

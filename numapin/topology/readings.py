@@ -212,10 +212,10 @@ class GpuHealth:
     uncorrected_ever: int | None = None
     """The same over the life of the GPU."""
     is_remapping_pending: bool | None = None
-    """Whether a reset of the GPU would replace a row of its memory (Ampere and later)."""
+    """Whether a row of the GPU's memory waits for a reset to be replaced (Ampere and later)."""
     has_remapping_failed: bool | None = None
     is_retirement_pending: bool | None = None
-    """Whether a restart of the driver would retire a page of its memory (before Ampere)."""
+    """Whether a page of the GPU's memory waits for a restart of the driver to be retired (before Ampere)."""
     slowdowns: tuple[str, ...] | None = None
     """The reasons of the hardware, now, for clocks below those that the job could have."""
     processes: tuple[GpuProcess, ...] | None = None

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.errors import UsageError
-from tests.unit.tasks.seam import IDENTITY, HostsFound, OwnHost, expand, find_hosts, identity_of, parse, settle
+from tests.unit.tasks.seam import (
+    IDENTITY,
+    HostsFound,
+    OwnHost,
+    expand,
+    find_hosts,
+    identity_of,
+    parse,
+    with_found_hosts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +85,7 @@ def job(line: str, environ: Mapping[str, str], **facts: Any) -> Job:
 def settled(line: str, environ: Mapping[str, str], **facts: Any) -> tuple[Job, str]:
     """Return the job of a command line, and the remark."""
     parsed = parse([*line.split(), "train.py"], {}, environ, python="python", prog="numapin run")
-    return settle(parsed, environ, own(**facts))
+    return with_found_hosts(parsed, environ, own(**facts))
 
 
 @pytest.mark.parametrize(
