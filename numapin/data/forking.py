@@ -141,6 +141,22 @@ def _run_worker(
     target(*arguments)
 
 
+class SharedByte:
+    """An event in shared memory, for what torch does with it; multiprocessing's takes a lock at each look."""
+
+    def __init__(self, page: mmap.mmap) -> None:
+        """Take a page whose last byte is free."""
+        self._page = page
+
+    def set(self) -> None:
+        """Let `is_set` return True."""
+        self._page[-1] = 1
+
+    def is_set(self) -> bool:
+        """Return whether it was set."""
+        return self._page[-1] == 1
+
+
 class Context:
     """A multiprocessing context with our queues, and with workers that can be restarted."""
 
@@ -158,7 +174,8 @@ class Context:
         """
         self._base, self._queues, self._slots_of = base, iter(queues), slots_of
         method = base.get_start_method()
-        self._page = mmap.mmap(-1, num_workers) if method == "fork" else None
+        # A byte for each worker that has started, and one for the end of all.
+        self._page = mmap.mmap(-1, num_workers + 1) if method == "fork" else None
         self._arguments: list[tuple[object, ...]] = []
         self._num_hangs = [0] * num_workers
         watch_forks()
@@ -182,8 +199,12 @@ class Context:
         self._arguments.append(arguments)
         return self._base.Process(target=_run_worker, args=arguments)  # type: ignore[no-any-return]
 
+    def Event(self) -> Any:  # noqa: N802 - as Queue
+        """Return the event that tells the workers to end. Each looks at it for each batch."""
+        return self._base.Event() if self._page is None else SharedByte(self._page)
+
     def __getattr__(self, name: str) -> object:
-        """Return any other attribute of the base context, such as Event."""
+        """Return any other attribute of the base context."""
         return getattr(self._base, name)
 
     def unstarted(self, processes: Sequence[BaseProcess]) -> list[int]:

@@ -55,6 +55,18 @@ IN_MESSAGE: Final = -2
 """The number of memory that is no slot: its bytes are in the message."""
 
 
+class Report(NamedTuple):
+    """What the rank has to know about a worker's slots; sent with a batch."""
+
+    kept: tuple[int, ...] = ()  # slots, besides the batch's own, that the worker still refers to
+    refused: tuple[int, ...] = ()  # granted slots that the worker cannot use
+    inherited: tuple[int, ...] = ()  # slots that a process may read from now on that the user's code forked there
+    notes: tuple[str, ...] = ()  # texts for the rank to report
+
+
+NOTHING: Final = Report()
+
+
 class Head(NamedTuple):
     """The part of a batch's message before the pickle.
 
@@ -73,12 +85,12 @@ class Head(NamedTuple):
     miss: Miss | None  # why the batch is not in a slot as a whole; None: it is, or has no memory
     storages: tuple[tuple[int, int], ...]  # (offset, length), in bytes
     buffers: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool] | int | None, ...]
-    refused: tuple[int, ...] = ()  # granted slots that the worker cannot use
-    kept: tuple[int, ...] = ()  # slots, besides the batch's own, that the worker still refers to
-    inherited: tuple[int, ...] = ()  # slots that a process may read from now on that the user's code forked there
-    notes: tuple[str, ...] = ()  # texts for the rank to report
     body_room: tuple[int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
     small: bytes = b""  # the batch's memory, if it is in the message
+    kept: tuple[int, ...] = ()  # the next four as in `Report`
+    refused: tuple[int, ...] = ()
+    inherited: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def encode(head: Head, body: bytes) -> bytes:

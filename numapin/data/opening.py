@@ -33,6 +33,8 @@ _DRAIN_S: Final = 1.0
 _LOOK_S: Final = 0.001  # between looks whether a capture has ended
 _TIMED_EVERY: Final = 16  # copies; a timed one needs two more events
 _SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors get separate memory
+_USUAL: Final = frozenset((torch.float32, torch.int64, torch.uint8, torch.bfloat16, torch.float16, torch.bool))
+"""The dtypes that are copied as such; others as bytes, because torch 2.9 cannot copy four-bit floats."""
 _FEW_RUNS: Final = 4  # small ranges that are copied from the slot; one kernel gathers more than these
 
 
@@ -75,13 +77,15 @@ class Copier:
             return view[start : start + size] if lends and not is_small(size, len(view)) else copied(view, start, size)
 
         def whole_at(start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
-            if lends and not is_small(num_bytes, len(view)):
-                found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
-            else:  # copied as bytes: torch 2.9 cannot copy four-bit floats
+            is_copied = not lends or is_small(num_bytes, len(view))
+            if is_copied and dtype not in _USUAL:
                 found = torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=start)
+            else:
+                found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
+            if is_copied:
                 found = torch.empty_like(found, pin_memory=True).copy_(found) if self._pins else found.clone()
-                found = found.view(dtype)
-            return found.resize_(size)
+            found = found if found.dtype is dtype else found.view(dtype)
+            return found if len(size) == 1 else found.resize_(size)
 
         return unpack(parcel, storage_at, plain_at, whole_at=whole_at)
 

@@ -31,8 +31,10 @@ from numapin.data.message import (
     DTYPES,
     IN_MESSAGE,
     NO_SLOT,
+    NOTHING,
     Head,
     Miss,
+    Report,
     buffer,
     encode,
     move,
@@ -50,7 +52,7 @@ from numapin.data.torch_names import (
 from numapin.system import memory, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numapin.data.casting import Casts
     from numapin.data.handover import Handover
@@ -106,20 +108,20 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
         return packer.pack(number, ExceptionWrapper(where=where))
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class BatchMemory:
     """A slot that one batch is being written into. Numbers in bytes."""
 
     number: int  # the slot's, or IN_MESSAGE
     owner: torch.Tensor | None  # the slot's memory; None in the message
-    fd: int | None  # of a slot that was made for this batch, until it is sent; None for a granted one
     view: memoryview
     address: int
     capacity: int
-    end: int = 0  # where free room begins
     populated: int  # up to where pages exist for sure
+    is_new: bool = False  # whether it was made for this batch
+    fd: int | None = None  # of a new slot, until it is sent
+    end: int = 0  # where free room begins
     start: int = 0  # the batch before this is in another memory
-    is_new: bool  # whether it was made for this batch
 
     def reserve(self, num_bytes: int) -> int | None:
         """Return the offset of free room, None if there is not enough. Raises OSError if the kernel has no memory."""
@@ -160,7 +162,7 @@ class WorkerSlots:
         self._inherited: set[int] = set()  # that a child of this worker may read; not written again
         self._new_inherited: list[int] = []  # of these, what the rank has not heard of
         self._refused: list[int] = []
-        self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
+        self._notes: list[str] = []  # texts for the rank to report
 
     def accept(self, grant: Grant) -> None:
         """Take over the grant of a task. A slot that cannot be written to is refused."""
@@ -186,17 +188,8 @@ class WorkerSlots:
         if len(self._held) > 1:  # they are of no use to this worker
             self._refused.append(self._held.pop(0))
         if not self._makes_small and max(num_bytes, self._expected_bytes) <= _IN_MESSAGE_BYTES:
-            view = ordinary_memory(_IN_MESSAGE_BYTES)
-            return BatchMemory(
-                number=IN_MESSAGE,
-                owner=None,
-                fd=None,
-                is_new=False,
-                view=view,
-                address=memory.address_of(view),
-                capacity=_IN_MESSAGE_BYTES,
-                populated=_IN_MESSAGE_BYTES,
-            )
+            view, size = ordinary_memory(_IN_MESSAGE_BYTES), _IN_MESSAGE_BYTES
+            return BatchMemory(IN_MESSAGE, None, view, memory.address_of(view), size, populated=size)
         return self._make(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
 
     def grow(self, full: BatchMemory, num_bytes: int) -> BatchMemory | None:
@@ -244,17 +237,16 @@ class WorkerSlots:
             if fd is not None:
                 os.close(fd)
 
-    def report(self, own: int) -> dict[str, tuple[Any, ...]]:
-        """Return what the rank is told with a batch in slot `own`: the fields of `Head` with these names."""
-        self._windows = {number: window for number, window in self._windows.items() if window() is not None}
-        told: dict[str, tuple[Any, ...]] = {"kept": tuple([number for number in self._windows if number != own])}
-        if self._refused:
-            told["refused"], self._refused = tuple(self._refused), []
-        if self._new_inherited:
-            told["inherited"], self._new_inherited = tuple(self._new_inherited), []
-        if not all(self._notes.values()):
-            told["notes"] = tuple(note for note, is_sent in self._notes.items() if not is_sent)
-            self._notes = dict.fromkeys(self._notes, True)
+    def report(self, own: int) -> Report:
+        """Return what the rank is told with a batch in slot `own`."""
+        kept = [number for number, window in self._windows.items() if window() is not None and number != own]
+        if len(self._windows) > len(self._mapped):  # some are of slots that the rank has given up
+            self._windows = {number: window for number, window in self._windows.items() if window() is not None}
+        if not (kept or self._refused or self._new_inherited or self._notes):
+            return NOTHING
+        notes = tuple(dict.fromkeys(self._notes))
+        told = Report(tuple(kept), tuple(self._refused), tuple(self._new_inherited), notes)
+        self._refused, self._new_inherited, self._notes = [], [], []
         return told
 
     def note_fork(self) -> None:
@@ -283,8 +275,7 @@ class WorkerSlots:
             return None
         where = self._locality
         if where.nodes and where.num_machine_nodes > 1:
-            for refusal in pages.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within):
-                self._notes.setdefault(refusal, False)
+            self._notes += pages.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within)
         self._next_number += 1
         return self._memory(self._next_number, fd, owner, 0)
 
@@ -293,16 +284,7 @@ class WorkerSlots:
         address, capacity = owner.data_ptr(), owner.nbytes
         window = memory.window(address, capacity, owner=owner)
         self._windows[number] = weakref.ref(window)
-        return BatchMemory(
-            number=number,
-            owner=owner,
-            fd=fd,
-            is_new=fd is not None,
-            view=memory.view_of(window),
-            address=address,
-            capacity=capacity,
-            populated=populated,
-        )
+        return BatchMemory(number, owner, memory.view_of(window), address, capacity, populated, fd is not None, fd)
 
 
 def _memfd() -> int:
@@ -335,6 +317,7 @@ class Packer(ForkingPickler):
         self._first_refusal = Miss.NO_SLOTS if slots is None else None
         self._refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
         self._mark = pickle.PickleBuffer(bytearray(1))  # stands for a tensor among the out-of-band buffers
+        self._placed = pickle.PickleBuffer(bytearray(1))  # stands for a tensor that is in `_buffers`
         self._next: tuple[Any, ...] | None = None  # the tensor that the next mark stands for, as in `Head.buffers`
         self._cast_ones: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # by torch's storage: first, last byte; its number
@@ -372,7 +355,8 @@ class Packer(ForkingPickler):
         room = self._reserve(dtype.itemsize * count)
         if room is None or self._written is None:
             return None
-        return torch.frombuffer(self._written.view, dtype=dtype, count=count, offset=room[0]).resize_(size)
+        flat = torch.frombuffer(self._written.view, dtype=dtype, count=count, offset=room[0])
+        return flat.resize_(*size) if len(size) > 1 else flat.resize_(size)
 
     def _reserve(self, num_bytes: int) -> Room | None:
         """Return room in this batch's memory. None: it has no room, and `_refusal` says why."""
@@ -412,11 +396,12 @@ class Packer(ForkingPickler):
         """Return the message for a batch, and be ready for the next one. Raises what pickling the batch raises."""
         is_short = False
         try:
-            self.dump(batch)
+            self.dump(self._with_marks(batch))
             body = self._file.getvalue()
             body_room = self._write(body) if len(body) >= _PIPE_BYTES else None
-            end, num_bytes = _used(self._storages if body_room is None else [*self._storages, body_room])
-            written, slot, made_bytes, small, wanted_bytes, report = self._written, NO_SLOT, 0, b"", 0, {}
+            rooms = self._storages if body_room is None else [*self._storages, body_room]
+            end, num_bytes = max(map(sum, rooms), default=0), sum(size for _, size in rooms)
+            written, slot, made_bytes, small, wanted_bytes, report = self._written, NO_SLOT, 0, b"", 0, NOTHING
             if written is not None:
                 wanted_bytes = written.end  # tensors that were collated and then dropped took room, too
             if self._slots is not None:
@@ -430,19 +415,10 @@ class Packer(ForkingPickler):
                     small = bytes(written.view[:end]) if slot == IN_MESSAGE else b""
                 report = self._slots.report(slot)
             head = Head(
-                number=number,
-                worker=self._worker,
-                slot=slot,
-                slot_bytes=end,
-                made_bytes=made_bytes,
-                num_bytes=num_bytes + self._missing_bytes,
-                wanted_bytes=wanted_bytes + self._missing_bytes,
-                miss=self._miss,
-                storages=tuple(self._storages),
-                buffers=tuple(self._buffers),
-                body_room=body_room,
-                small=small,
-                **report,
+                *(number, self._worker, slot, end, made_bytes),
+                *(num_bytes + self._missing_bytes, wanted_bytes + self._missing_bytes, self._miss),
+                *(tuple(self._storages), tuple(self._buffers), body_room, small),
+                *report,
             )
             self._are_many_kept = len(head.kept) > MOST_KEPT
             is_short = len(body) < _LONG_PICKLE
@@ -470,11 +446,29 @@ class Packer(ForkingPickler):
         while self._full and self._slots is not None:
             self._slots.put_back(self._full.pop())
 
+    def _with_marks(self, batch: object) -> object:
+        """Return a list, tuple or dict of plain tensors with marks in their places, and any other batch as it is.
+
+        Most batches are such ones, and a mark needs no function that the pickle names and the rank calls.
+        """
+        kind = type(batch)
+        if kind is not list and kind is not tuple and kind is not dict:
+            return batch
+        tensors = list(batch.values() if kind is dict else batch)
+        if set(map(type, tensors)) != {torch.Tensor} or self.casts or len(set(map(id, tensors))) < len(tensors):
+            return batch
+        for tensor in tensors:
+            if not self._put(tensor):
+                self._buffers.clear()
+                self._missing_bytes, self._miss = 0, None  # it is counted again
+                return batch
+            self._buffers.append(self._next)
+        marks = [self._placed] * len(tensors)
+        return dict(zip(batch, marks, strict=True)) if kind is dict else kind(marks)
+
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if isinstance(thing, torch.Tensor):
-            if type(thing) is torch.Tensor and (thing.is_conj() or thing.is_neg()) and not thing.requires_grad:
-                return _reduce_lazy_view(thing)
             return self._reduce_tensor(thing)
         if type(thing) is _ARRAY:
             return self._reduce_array(thing)
@@ -492,6 +486,8 @@ class Packer(ForkingPickler):
         if type(tensor) is torch.Tensor:
             if self._put(tensor):
                 return buffer, (self._mark,)
+            if (given.is_conj() or given.is_neg()) and not given.requires_grad:
+                return _reduce_lazy_view(given)
         else:  # as its class reduces it, but for the memory
             reduce = self.dispatch_table.get(type(tensor), _reduce_by_value)
             if reduce is _reduce_by_value and type(tensor).__reduce_ex__ is torch.Tensor.__reduce_ex__:
@@ -574,6 +570,8 @@ class Packer(ForkingPickler):
 
     def _take_out(self, out_of_band: pickle.PickleBuffer) -> bool:
         """Return whether a buffer stays in the pickle. pickle calls this for each one, in order."""
+        if out_of_band is self._placed:
+            return False
         if out_of_band is self._mark:
             self._buffers.append(self._next)
             return False
@@ -587,6 +585,8 @@ class Packer(ForkingPickler):
     def _store(self, raw: memoryview) -> int | None:
         """Have plain memory in the slot; return the number of its storage, None if there is no room."""
         room = None if raw.readonly else self._find(memory.address_of(raw), raw.nbytes)
+        if room in self._storages:  # a tensor's, or another array's
+            return self._storages.index(room)
         return self._add(room or self._write(raw), raw.nbytes)
 
     def _write(self, source: memoryview | bytes) -> Room | None:
@@ -627,23 +627,12 @@ class Packer(ForkingPickler):
         return len(self._storages) - 1
 
 
-def _used(rooms: Sequence[Room]) -> tuple[int, int]:
-    """Return the end of the used memory, and the bytes used: a tensor and an array may share some."""
-    end = num_used = 0
-    for start, num_bytes in sorted(rooms):
-        stop = start + num_bytes
-        if stop > end:
-            num_used += stop - max(start, end)
-            end = stop
-    return end, num_used
-
-
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is nothing but strided bytes of this process's memory."""
     return not (
         tensor.requires_grad
         or tensor.layout is not torch.strided
-        or tensor.device.type != "cpu"
+        or not tensor.is_cpu
         or tensor.is_nested
         or tensor.is_quantized
         or tensor.is_conj()

@@ -225,14 +225,15 @@ class Pool:
             self._take_passed()
 
     def _take_back(self, slot: Slot) -> None:
-        slot.wait_until_settled()
+        if not slot.is_settled:
+            slot.wait_until_settled()
         slot.lease = None
         if slot.fd is None or self._is_closed:
             self._discard(slot)
         elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free[slot.worker].is_surplus():
             self._give_up(slot)
         elif slot.is_settled or not self._settling.begin(slot):
-            self._set_free(slot)
+            self._free[slot.worker].append(slot)
 
     def _set_free(self, slot: Slot) -> None:
         if self._is_closed or slot.fd is None:

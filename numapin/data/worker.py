@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _VARIABLE: Final = "NUMAPIN_WORKER_THREADS"
 _torch_collate: Final = collate_tensor_fn
-_IS_NESTED, _SHAPE, _DTYPE = attrgetter("is_nested"), attrgetter("shape"), attrgetter("dtype")
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +226,12 @@ class Stacker:
             casts, dtype = self._packer.casts, batch[0].dtype
             narrow = casts.get(dtype, dtype)
             # For {float64: float32, float32: bfloat16} the pickler would cast it once more.
-            if narrow is dtype or narrow not in casts:
+            if narrow is dtype or (narrow not in casts and len(set(map(_DTYPE, batch))) == 1):
                 out = self._packer.allocate(narrow, (len(batch), *batch[0].shape))
-        if out is None:
-            return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
-        return self.stack(batch, out)
+        if out is not None and (out.nbytes < LARGE_BYTES or _are_alike(batch)):
+            with suppress(RuntimeError):  # torch's own function raises it, e.g. for different shapes
+                return self.stack(batch, out)
+        return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         """Stack into `out`, cast to its dtype; a large batch on several threads."""
@@ -271,14 +272,21 @@ def _is_block(tensor: torch.Tensor) -> bool:
 
 
 def _can_stack(batch: Any) -> bool:
-    """Return whether these are dense tensors of one shape and dtype, without a call into Python code for each."""
-    if not isinstance(batch, list | tuple) or set(map(type, batch)) != {torch.Tensor} or any(map(_IS_NESTED, batch)):
+    """Return whether these are tensors, of which the first is dense. torch.stack refuses others that do not fit to it.
+
+    To look at each would take a small batch as long as torch.stack.
+    """
+    if not isinstance(batch, (list, tuple)) or set(map(type, batch)) != {torch.Tensor}:
         return False
     first = batch[0]
-    is_dense = first.layout is torch.strided and first.device.type == "cpu"
-    if not is_dense or first.is_quantized or first.requires_grad:
-        return False
-    return len(set(map(_SHAPE, batch))) == 1 == len(set(map(_DTYPE, batch)))  # a nested tensor would have no shape
+    is_special = first.is_nested or first.is_quantized or first.requires_grad
+    return first.layout is torch.strided and first.is_cpu and not is_special
+
+
+def _are_alike(batch: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors have one shape and dtype, so that a large batch can be stacked in parts."""
+    has_nested = any(tensor.is_nested for tensor in batch)  # it would have no shape
+    return not has_nested and len(set(map(_SHAPE, batch))) == 1 == len(set(map(_DTYPE, batch)))
 
 
 def _stack_past_caches(batch: Sequence[torch.Tensor], *, out: torch.Tensor) -> None:

@@ -187,7 +187,7 @@ class TestSlots:
 
         def run_out(address: int, num_bytes: int) -> None:
             calls.append(num_bytes)
-            if len(calls) == 2:
+            if len(calls) >= 2:
                 raise OSError(errno.ENOMEM, "the kernel has no memory for this")
             touch(address, num_bytes)
 
@@ -195,8 +195,8 @@ class TestSlots:
         parcel = loop.send(batch)
         assert same(batch_of(Copier(pins=False), parcel), batch)
         places = [entry[0] for entry in parcel.head.buffers if isinstance(entry, tuple)]
-        assert (parcel.head.miss, places) == (Miss.NO_MEMORY, [0, 1])
-        assert len(calls) == 3
+        assert (parcel.head.miss, places) == (Miss.NO_MEMORY, [0])
+        assert len(calls) > 2
 
 
 def _refuse(code: int) -> Callable[..., Any]:

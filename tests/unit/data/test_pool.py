@@ -306,7 +306,7 @@ class TestFiles:
         """Refused memory policies are the worker's to see, and the rank's to report."""
         told: list[str] = []
         with loopback(told=told) as loop:
-            loop.workers[0]._notes["memory on node 1 was refused"] = False
+            loop.workers[0]._notes.append("memory on node 1 was refused")
             for _ in range(3):
                 lent(loop, BATCH)
         assert told == ["memory on node 1 was refused"]

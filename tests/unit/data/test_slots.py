@@ -138,7 +138,7 @@ class TestMaking:
         for _ in range(2):
             take(rank.own).reserve(PAGE)
         assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
-        assert [rank.own.report(0).get("notes", ()), rank.own.report(0).get("notes", ())] == [
+        assert [rank.own.report(0).notes, rank.own.report(0).notes] == [
             ("memory on node 1 was refused",),
             (),
         ]
@@ -251,8 +251,8 @@ class TestRefusals:
         """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
         rank.grant(8)
         assert take(rank.own).is_new
-        assert rank.own.report(0).get("refused", ()) == (8,)
-        assert rank.own.report(0).get("refused", ()) == ()
+        assert rank.own.report(0).refused == (8,)
+        assert rank.own.report(0).refused == ()
 
 
 class TestGranted:
@@ -285,10 +285,10 @@ class TestGranted:
         rank.own.note_fork()
         rank.own.send(used)
         del used
-        assert rank.own.report(0).get("inherited", ()) == (5,)
-        assert rank.own.report(0).get("inherited", ()) == ()
+        assert rank.own.report(0).inherited == (5,)
+        assert rank.own.report(0).inherited == ()
         rank.grant(5)
-        assert rank.own.report(0).get("refused", ()) == (5,)
+        assert rank.own.report(0).refused == (5,)
 
     def test_what_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
         """The last one comes first, also if it was put back; a batch that needs two gets both."""
@@ -304,7 +304,7 @@ class TestGranted:
             rank.grant(number)
         for refused in ((5,), (6,), ()):
             assert take(rank.own, SIZE + 1).is_new
-            assert rank.own.report(0).get("refused", ()) == refused
+            assert rank.own.report(0).refused == refused
         assert take(rank.own, SIZE).number == 7
 
 
@@ -335,7 +335,7 @@ class TestKept:
         rank.grant(number)
         assert take(rank.own).number != number
         report = rank.own.report(0)
-        refused, still_kept = report["refused"], report["kept"]
+        refused, still_kept = report.refused, report.kept
         assert (refused, number in still_kept) == ((number,), True)
         assert set(bytes(kept)) == {5}
         del kept
@@ -359,8 +359,8 @@ class TestKept:
         rank.grant(5)
         rank.grant(6)
         kept = take(rank.own).view
-        assert set(rank.own.report(0)["kept"]) == {6}
+        assert set(rank.own.report(0).kept) == {6}
         other = take(rank.own)
-        assert set(rank.own.report(0)["kept"]) == {5, 6}
+        assert set(rank.own.report(0).kept) == {5, 6}
         del kept
-        assert set(rank.own.report(0)["kept"]) == {other.number}
+        assert set(rank.own.report(0).kept) == {other.number}
