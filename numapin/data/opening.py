@@ -221,7 +221,8 @@ class Mover:
 
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
-        if parcel.view and self._num_ahead < _AHEAD:
+        is_pinned = parcel.slot is None or parcel.slot.is_settled  # else it is being pinned, and the loop goes on
+        if parcel.view and is_pinned and self._num_ahead < _AHEAD:
             try:
                 parcel.begun = self._start(parcel)
             except torch.OutOfMemoryError:  # tried again when it is due; then the loop gets the error
@@ -289,7 +290,9 @@ class Mover:
         return True
 
     def _start(self, parcel: Parcel) -> _Copy:
-        """Start the copy of a batch on our stream."""
+        """Start the copy of a batch on our stream, once its slot is pinned: a pageable copy blocks the host."""
+        if parcel.slot is not None:
+            parcel.slot.wait_until_settled()
         if len(self._reading) >= _IN_FLIGHT:  # a loop that runs far ahead of the GPU leaves the workers without slots
             self._wait_for(self._reading[-_IN_FLIGHT][0])
         with capture_lock:

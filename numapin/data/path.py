@@ -365,7 +365,6 @@ class DataPath:
             reader=_reader if isinstance(opener, Lender) else _no_reader,
             budget_bytes=self._pools.budget_bytes,
             report=self.notices.report_refusal,
-            pins_at_once=isinstance(opener, Pinner),
             poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import gib
 from numapin.errors import NumapinError
@@ -23,16 +22,14 @@ from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numapin.data.pool import PoolSpec
     from numapin.data.slots import Slot
 
 _LONGEST_PAUSE_S: Final = 1.0
 _ENDS_S: Final = 2.0
-_LONGEST_REST_S: Final = 0.05
-_REST: Final = 0.1  # of the time that a slot took
-_AT_ONCE: Final = 2  # slots of one pool; the workers need the others
+_NUM_THREADS: Final = 2
 
 
 class ExitLock:
@@ -136,13 +133,11 @@ def _reclaimer_of(driver: Driver, _pid: int) -> Reclaimer:
 
 
 class Settling:
-    """The settling of one pool's slots. Its methods are for one thread; `close` also for finalizers."""
+    """The settling of one pool's slots: each is checked and pinned when it arrives."""
 
     def __init__(self, spec: PoolSpec) -> None:
         self._spec, self._pid = spec, os.getpid()
-        self._done: deque[Slot] = deque()
-        self.begun: set[Slot] = set()  # by `begin`, until `ended` yields them
-        self._can_pin = spec.driver is not None
+        self._can_pin, self._pins = spec.driver is not None, threading.Lock()
         self._is_over_budget = self._has_reported = self._is_closed = False
 
     @property
@@ -150,72 +145,35 @@ class Settling:
         """Return whether slots have to be checked or pinned."""
         return self._can_pin or self._spec.locality.num_machine_nodes > 1
 
-    def begin(self, slot: Slot) -> bool:
-        """Have a slot settled in the background; return whether that was begun."""
-        if len(self.begun) >= _AT_ONCE:
-            return False  # it comes back
-        self.begun.add(slot)
-        if _settler().submit(partial(self._settle_later, slot)):
-            return True
-        self.begun.discard(slot)
-        self._can_pin, slot.is_settled = False, True
-        self._spec.report("batches are not pinned: no thread can be started; see: ulimit -u")
-        return False
-
-    def begin_at_once(self, slot: Slot) -> None:
-        """Have a slot settled whose batch the loop waits for; if no thread can be started, here."""
-        slot.settled = threading.Event()
-        job = partial(self._settle_at_once, slot, slot.settled)
-        if not _settler().submit(job, dropped=slot.settled.set, rests=False):
-            job()
-
-    def _settle_at_once(self, slot: Slot, settled: threading.Event) -> None:
-        try:
-            self.settle(slot)
-        finally:
-            settled.set()
-            is_given_up = self._is_closed or slot.fd is None
-            if is_given_up and slot.lease is None:  # nothing else would unpin it any more
-                slot.unpin_later(self._spec.driver)
-
-    def ended(self) -> Iterator[Slot]:
-        """Yield and forget the slots that are settled."""
-        while self._done:
-            slot = self._done.popleft()
-            self.begun.discard(slot)
-            yield slot
+    def begin(self, slot: Slot) -> None:
+        """Have a slot settled on a thread of the process."""
+        slot.settlement = Settlement(partial(self._settle, slot))
+        _settler().submit(slot.settlement)
 
     def close(self) -> None:
-        """Have the slots that are being settled unpinned again."""
+        """Pin no more slots; those that are being pinned are unpinned again."""
         self._is_closed = True
-        self._drop()
 
-    def _drop(self) -> None:
-        with suppress(IndexError):  # two threads may be here at once
-            while True:
-                self._done.popleft().unpin_later(self._spec.driver)
-
-    def _settle_later(self, slot: Slot) -> None:
-        """Settle a slot on the settling thread."""
-        try:
-            self.settle(slot)
-        finally:
-            self._done.append(slot)
-            if self._is_closed:  # perhaps since the slot was pinned
-                self._drop()
-
-    def settle(self, slot: Slot) -> None:
-        """Settle a slot now; never raises."""
+    def _settle(self, slot: Slot) -> None:
+        """Settle a slot; never raises."""
         spec = self._spec
         try:
-            if not self._is_closed and os.getpid() == self._pid:
-                driver = spec.driver if self._can_pin and self._has_room(slot.num_bytes) else None
-                self._report_first(slot.settle(spec.locality, driver, spec.device))
-        except (NumapinError, OSError) as error:
+            if not self._is_given_up(slot) and os.getpid() == self._pid:
+                self._report_first(slot.check(spec.locality))
+                with self._pins:
+                    if spec.driver is not None and self._can_pin and self._has_room(slot.num_bytes):
+                        slot.pin(spec.driver, spec.device)
+        except Exception as error:  # noqa: BLE001 - also a defect: the other slots must be settled all the same
             self._can_pin = False
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
             spec.report(f"batches are not pinned from now on: {reason}")
-        slot.is_settled = True
+        finally:
+            slot.is_settled = True
+            if self._is_given_up(slot):  # nothing else would unpin it any more
+                slot.unpin_later(spec.driver)
+
+    def _is_given_up(self, slot: Slot) -> bool:
+        return slot.lease is None and (self._is_closed or slot.fd is None)
 
     def _report_first(self, shortfalls: tuple[str, ...]) -> None:
         """Report pages in the wrong place once: the shares in the text differ from slot to slot."""
@@ -238,77 +196,79 @@ class Settling:
         return False
 
 
-class _Job(NamedTuple):
-    """A job for the settling thread. `dropped` is called in place of `run` if it is never run."""
+class Settlement:
+    """The settling of one slot, for those who wait for it."""
 
-    run: Callable[[], None]
-    dropped: Callable[[], None] | None
-    rests: bool
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self._settle: Callable[[], None] | None = settle
+        self._is_done = threading.Event()
+
+    def run(self) -> None:
+        """Settle the slot."""
+        try:
+            if self._settle is not None:
+                self._settle()
+        finally:
+            self.drop()
 
     def drop(self) -> None:
-        """Release what waits for the job."""
-        if self.dropped is not None:
-            self.dropped()
+        """Let nobody wait any more; the slot has a reference to this, so this must have none to the slot."""
+        self._settle = None
+        self._is_done.set()
+
+    def finish(self) -> None:
+        """Wait until the slot is settled, before others."""
+        if not self._is_done.is_set():
+            _settler().hurry(self)
+            self._is_done.wait()
 
 
 class _Settler:
-    """A thread that exists while there is work."""
+    """Two threads, which exist while there is work: one pins while the other maps the next slot's pages."""
 
     def __init__(self) -> None:
-        self._jobs: deque[_Job] = deque()
-        self._lock, self._work = threading.Lock(), ExitLock()
-        self._is_running = False
+        self._jobs: deque[Settlement] = deque()
+        self._lock = threading.Lock()
+        self._idle = [ExitLock() for _ in range(_NUM_THREADS)]  # of threads that could be started
 
-    def submit(self, run: Callable[[], None], *, dropped: Callable[[], None] | None = None, rests: bool = True) -> bool:
-        """Have a job run; it must not raise. Return False if no thread can be started.
-
-        `dropped` is called if the job is never run after all, e.g. because Python ends. With `rests`, the driver's
-        locks, which kernel launches need, are left alone for a while afterwards.
-        """
+    def submit(self, job: Settlement) -> None:
+        """Have a job run, the oldest first. If no thread can be started, it runs here."""
         with self._lock:
-            self._jobs.append(_Job(run, dropped, rests))
-            if self._is_running or self._start():
-                return True
-            self._jobs.pop()  # the caller knows
-            self._drop_all()
-            return False
+            self._jobs.append(job)
+            if self._idle:
+                lock = self._idle.pop()
+                try:
+                    threading.Thread(target=self._run, args=(lock,), name="numapin-settle", daemon=True).start()
+                except BaseException as error:  # Ctrl-C, too
+                    self._idle.append(lock)
+                    if not isinstance(error, RuntimeError):
+                        raise
+            if len(self._idle) < _NUM_THREADS:
+                return
+            jobs = list(self._jobs)
+            self._jobs.clear()
+        for each in jobs:
+            each.run()
 
-    def _start(self) -> bool:
-        """Start the thread, under the lock; return False if that is refused."""
-        try:
-            threading.Thread(target=self._run, name="numapin-settle", daemon=True).start()
-        except RuntimeError:
-            return False
-        self._is_running = True
-        return True
+    def hurry(self, job: Settlement) -> None:
+        """Let a job be the next one, if it has not begun."""
+        with self._lock, suppress(ValueError):
+            self._jobs.remove(job)
+            self._jobs.appendleft(job)
 
-    def _drop_all(self) -> None:
-        while self._jobs:
-            self._jobs.popleft().drop()
-
-    def _run(self) -> None:
+    def _run(self, lock: ExitLock) -> None:
         while True:
             with self._lock:
                 if not self._jobs:
-                    self._is_running = False
+                    self._idle.append(lock)
                     return
                 job = self._jobs.popleft()
-            began_s, rests = time.monotonic(), job.rests
-            try:
-                with self._work as may_work:
-                    if may_work:
-                        job.run()
-                    else:
-                        job.drop()
-                    del job  # it may have the last reference to a slot
-            except BaseException:  # an error of ours: another thread does the other jobs
-                with self._lock:
-                    self._is_running = False
-                    if self._jobs and not self._start():
-                        self._drop_all()
-                raise
-            if rests:
-                time.sleep(min(_REST * (time.monotonic() - began_s), _LONGEST_REST_S))
+            with lock as may_work:
+                if may_work:
+                    job.run()
+                else:
+                    job.drop()
+                del job  # it may have the last reference to a slot
 
 
 def _settler() -> _Settler:

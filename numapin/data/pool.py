@@ -1,9 +1,9 @@
 """The rank's end of the slots: lend them to batches, take them back, offer them to their workers.
 
-A slot is made by the worker that needs one, and arrives with its first batch. When nothing refers to that batch any
-more, and no copy reads it, the slot is kept if recent batches can use it: it is pinned in the background, and its
-worker gets it with the next task. Otherwise its memory goes back to the kernel. A slot never goes to another worker,
-which could not see whether the first one still refers to it. A new worker gets the slots of the one before it.
+A slot is made by the worker that needs one, arrives with its first batch, and is pinned for it. When nothing refers to
+that batch any more, and no copy reads it, the slot is kept if recent batches can use it, and its worker gets it with
+the next task. Otherwise its memory goes back to the kernel. A slot never goes to another worker, which could not see
+whether the first one still refers to it. A new worker gets the slots of the one before it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class PoolSpec:
             none.
         budget_bytes: Asked before a slot is kept for good (None: no limit).
         report: Reports a refusal.
-        pins_at_once: Begin to pin a slot when it arrives, because its first batch must be pinned, too.
         poison: Overwrite slots that are free.
     """
 
@@ -66,7 +65,6 @@ class PoolSpec:
     reader: Callable[[], Driver | None]
     budget_bytes: Callable[[], int | None]
     report: Callable[[str], None]
-    pins_at_once: bool = False
     poison: bool = False
 
 
@@ -153,8 +151,8 @@ class Pool:
         except BaseException:
             self._forgotten[head.worker].append(head.slot)  # it has the slot mapped
             raise
-        if self.spec.pins_at_once and not slot.is_settled:
-            self._settling.begin_at_once(slot)
+        if not slot.is_settled:
+            self._settling.begin(slot)
         return slot
 
     # --- slots come back ---------------------------------------------------------------------------------------------
@@ -163,9 +161,6 @@ class Pool:
         """Take back the slots that are no longer needed here."""
         if len(self._slots) > self._num_allowed:
             self._limit_slots()
-        if self._settling.begun:
-            for slot in self._settling.ended():
-                self._set_free(slot)
         if self._ended and os.getpid() == self.pid:  # otherwise: in a child that the user forked
             while self._ended:
                 slot = self._ended.popleft().slot
@@ -225,21 +220,13 @@ class Pool:
             self._take_passed()
 
     def _take_back(self, slot: Slot) -> None:
-        if not slot.is_settled:
-            slot.wait_until_settled()
         slot.lease = None
         if slot.fd is None or self._is_closed:
             self._discard(slot)
         elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free[slot.worker].is_surplus():
             self._give_up(slot)
-        elif slot.is_settled or not self._settling.begin(slot):
+        else:
             self._free[slot.worker].append(slot)
-
-    def _set_free(self, slot: Slot) -> None:
-        if self._is_closed or slot.fd is None:
-            self._discard(slot)
-            return
-        self._free[slot.worker].append(slot)
 
     def _give_up(self, slot: Slot | None) -> None:
         """Use a slot no more; its memory goes when the last batch over it is gone."""
@@ -302,7 +289,7 @@ class Pool:
                 self._set_free(slot)
             granted.clear()
             forgotten.clear()
-        for slot in set(self.slots).difference(self._settling.begun, *self._free):
+        for slot in set(self.slots).difference(*self._free):
             if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
                 self._give_up(slot)
         for slot in self._slots.values():

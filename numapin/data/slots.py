@@ -19,9 +19,9 @@ from numapin.system.calls import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from threading import Event
 
     from numapin.data.locality import Locality
+    from numapin.data.pinning import Settlement
     from numapin.system.cuda import Driver
     from numapin.system.memory import Window
 
@@ -60,13 +60,13 @@ def ordinary_memory(num_bytes: int) -> memoryview:
     return memory.view_of(memory.window(owner.data_ptr(), num_bytes, owner=owner))
 
 
-def fault_in(tensor: torch.Tensor) -> bool:
+def fault_in(tensor: torch.Tensor, advice: int = memory.MADV_POPULATE_WRITE) -> bool:
     """Fault in every page of a mapping without changing its contents. Raises OSError if the kernel has no memory.
 
     Before Linux 5.14 it does nothing and returns False: pinning faults pages in, too, and so does the first write.
     """
     try:
-        memory.populate(tensor.data_ptr(), tensor.nbytes)
+        memory.populate(tensor.data_ptr(), tensor.nbytes, advice)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -102,7 +102,7 @@ class Slot:
         is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
         is_inherited: Whether a child that was forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
-        settled: Set once it is, or never will be; None while no batch waits for that.
+        settlement: What waits for that; None: nothing has to be done, or it is done.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
     """
@@ -115,7 +115,7 @@ class Slot:
     worker: int
     is_unkept: bool = False
     is_settled: bool = False
-    settled: Event | None = None
+    settlement: Settlement | None = None
     is_inherited: bool = False
     pages: Mapping[int | None, int] | None = None
     pinned_on: int | None = None
@@ -149,23 +149,27 @@ class Slot:
         lease.slot = self
         self.lease = lease
 
-    def settle(self, locality: Locality, driver: Driver | None, device: int) -> tuple[str, ...]:
-        """Ask where the pages lie and pin them; return the shortfalls. Raises CudaRefused and OSError."""
-        fault_in(self.owner)  # the rest, beyond what the batch needed
+    def check(self, locality: Locality) -> tuple[str, ...]:
+        """Map all pages and ask where they lie; return the shortfalls. Raises OSError."""
+        # Also the rest, beyond what the batch needed. Reading maps many pages at once, and they stay writable.
+        fault_in(self.owner, memory.MADV_POPULATE_READ)
         found = pages.check(
             self.address, self.num_bytes, nodes=locality.nodes, num_machine_nodes=locality.num_machine_nodes
         )
         self.pages = found.pages
-        if driver is not None:
-            driver.register(device, self.address, self.num_bytes)
-            pages.PINNED.add(self.num_bytes)
-            self.pinned_on = device
         return found.shortfalls
 
+    def pin(self, driver: Driver, device: int) -> None:
+        """Pin the pages. Raises CudaRefused."""
+        driver.register(device, self.address, self.num_bytes)
+        pages.PINNED.add(self.num_bytes)
+        self.pinned_on = device
+
     def wait_until_settled(self) -> bool:
-        """Wait for the settling thread if the slot was to be pinned at once; return whether the slot is pinned."""
-        if self.settled is not None and not self.is_settled:
-            self.settled.wait()
+        """Wait until the slot is settled; return whether it is pinned."""
+        if self.settlement is not None:
+            self.settlement.finish()
+            self.settlement = None
         return self.pinned_on is not None
 
     def poison(self) -> None:

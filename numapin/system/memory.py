@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterable
 
-MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; EINVAL before
+MADV_POPULATE_READ: Final = 22  # since Linux 5.14; EINVAL before
+MADV_POPULATE_WRITE: Final = 23
 
 
-def populate(address: int, num_bytes: int) -> None:
+def populate(address: int, num_bytes: int, advice: int = MADV_POPULATE_WRITE) -> None:
     """Fault in every page of a range without changing its contents. `address` is page aligned.
 
-    Releases the GIL, unlike mmap.madvise. Raises OSError: EFAULT or ENOMEM if a write would fail, e.g. with SIGBUS;
+    Releases the GIL, unlike mmap.madvise. Raises OSError: EFAULT or ENOMEM if an access would fail, e.g. with SIGBUS;
     EINVAL before Linux 5.14.
     """
-    call("madvise", address, num_bytes, MADV_POPULATE_WRITE)
+    call("madvise", address, num_bytes, advice)
 
 
 Window = ctypes.Array[ctypes.c_ubyte]

@@ -118,7 +118,7 @@ class Loopback:
 
         def is_idle() -> bool:
             self.pool.reclaim()
-            return not self.pool._settling.begun
+            return all(slot.is_settled for slot in self.pool.slots)
 
         assert wait_until(is_idle, limit_s=WAIT_S)
 

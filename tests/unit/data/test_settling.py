@@ -6,8 +6,6 @@ import errno
 import mmap
 import os
 import threading
-import time
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +13,19 @@ import pytest
 import torch
 
 from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec, num_open
-from tests.unit.data.seam import CpuSet, Placement, Pool, Settling, Slot, _Settler, memory, pinning, placement, share_on
+from tests.unit.data.seam import (
+    CpuSet,
+    Placement,
+    Pool,
+    Settlement,
+    Settling,
+    Slot,
+    _Settler,
+    memory,
+    pinning,
+    placement,
+    share_on,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -60,54 +70,56 @@ def release(loop: Loopback, batch: torch.Tensor = BATCH) -> None:
 
 
 class TestPinning:
-    """A slot is pinned once its first batch is gone."""
+    """A slot is pinned when it arrives with its first batch."""
 
     def test_it_is_pinned_once(self, fake_cuda: FakeCuda) -> None:
-        """Not while a batch is in it, which the loop is waiting for; later batches use it as it is."""
+        """Later batches use it as it is."""
         before = placement.PINNED.total
         with loopback(**gpu()) as loop:
-            batch = lent(loop, BATCH)
-            assert fake_cuda.registered_bytes() == 0
-            del batch
-            loop.settle()
             for _ in range(5):
                 release(loop)
             assert (fake_cuda.registered_bytes(), fake_cuda.get("registered_ranges")) == (PAGE, 1)
             assert (placement.PINNED.total, sum(slot.pinned_bytes for slot in loop.pool.slots)) == (before + PAGE, PAGE)
         assert (fake_cuda.registered_bytes(), placement.PINNED.total) == (0, before)
 
-    def test_the_batch_stays_as_it_is_meanwhile(self, gate: tuple[Gate, dict[str, Any]]) -> None:
-        """The loop goes on: what is being pinned is not used, and the next batches have other slots."""
+    def test_the_slot_is_used_meanwhile(self, gate: tuple[Gate, dict[str, Any]]) -> None:
+        """Pinning changes no byte: the batch stays as it is, and the next one may have the same slot."""
         wall, properties = gate
         with loopback(**properties) as loop:
             first = lent(loop, BATCH)
             address = first.data_ptr()
-            del first
-            loop.pool.reclaim()
             assert wall.is_reached.wait(WAIT_S)
-            assert loop.num_free() == 0
+            assert torch.equal(first, BATCH)
+            del first
+            assert loop.num_free() == 1
             other = lent(loop, -BATCH)
-            assert other.data_ptr() != address
+            assert other.data_ptr() == address
             wall.is_open.set()
             loop.settle()
             assert torch.equal(other, -BATCH)
-            assert lent(loop, BATCH).data_ptr() == address
+            assert [slot.pinned_on for slot in loop.pool.slots] == [0]
 
-    def test_at_most_two_slots_of_a_pool_are_away(self, gate: tuple[Gate, dict[str, Any]]) -> None:
-        """The workers need the others at once; those are pinned when they come back again."""
+    def test_the_slot_that_the_loop_waits_for_comes_next(
+        self, gate: tuple[Gate, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Batches arrive in another order than they are due."""
         wall, properties = gate
+        pinned: list[int] = []
+        pin = Slot.pin
+        monkeypatch.setattr(Slot, "pin", lambda slot, *where: (pin(slot, *where), pinned.append(slot.number)))
         with loopback(**properties) as loop:
-            kept = [lent(loop, BATCH) for _ in range(5)]
-            del kept
-            assert loop.num_free() == 3
+            parcels = [loop.send(BATCH) for _ in range(6)]
+            *_, due = [parcel.slot for parcel in parcels]
+            assert due is not None
+            assert wall.is_reached.wait(WAIT_S)
+            waiting = threading.Thread(target=due.wait_until_settled)
+            waiting.start()
+            assert wait_until(lambda: _next_job() is due.settlement, limit_s=WAIT_S)
             wall.is_open.set()
+            waiting.join()
             loop.settle()
-            assert [slot.is_settled for slot in loop.pool.slots].count(True) == 2
-            for _ in range(2):
-                kept = [lent(loop, BATCH) for _ in range(5)]
-                del kept
-                loop.settle()
-            assert all(slot.pinned_on == 0 for slot in loop.pool.slots)
+        assert len(pinned) == 6
+        assert pinned.index(due.number) <= 2  # two were begun before
 
     def test_a_slot_may_be_larger_than_its_batch_was(self, fake_cuda: FakeCuda) -> None:
         """Pages that no batch needed so far exist before the slot is used again, so that no write can fail."""
@@ -181,38 +193,51 @@ class TestRefusals:
         self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, code: int, num_pinned: int
     ) -> None:
         """Without memory the slot is not pinned. A kernel before 5.14 cannot do it: the driver does."""
+        populate = memory.populate
 
-        def refuse(_address: int, _num_bytes: int) -> None:
-            raise OSError(code, os.strerror(code))
+        def refuse(address: int, num_bytes: int, advice: int = memory.MADV_POPULATE_WRITE) -> None:
+            if advice == memory.MADV_POPULATE_READ:  # the rank's
+                raise OSError(code, os.strerror(code))
+            populate(address, num_bytes, advice)
 
         told: list[str] = []
+        monkeypatch.setattr(memory, "populate", refuse)
         with loopback(told=told, **gpu()) as loop:
-            batch = lent(loop, BATCH)
-            monkeypatch.setattr(memory, "populate", refuse)
-            del batch
+            lent(loop, BATCH)
             loop.settle()
             assert fake_cuda.registered_bytes() == num_pinned * PAGE
             assert [os.strerror(code) in text for text in told] == [True] * (1 - num_pinned)
             assert torch.equal(lent(loop, -BATCH), -BATCH)
 
     def test_no_thread_can_be_started(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The slots stay pageable; the remedy is reported once."""
+        """The slots are pinned by the loop's thread."""
 
         def refuse(_thread: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
 
         told: list[str] = []
+        monkeypatch.setattr(threading.Thread, "start", refuse)
         with loopback(told=told, **gpu()) as loop:
-            with monkeypatch.context() as patch:
-                patch.setattr(threading.Thread, "start", refuse)
-                for _ in range(3):
-                    assert torch.equal(lent(loop, BATCH), BATCH)
-                    loop.pool.reclaim()
             kept = [lent(loop, BATCH) for _ in range(3)]
+            assert fake_cuda.registered_bytes() == 3 * PAGE
             del kept
-            loop.settle()
-            assert (len(told), fake_cuda.registered_bytes()) == (1, 0)
-            assert told[0].endswith("see: ulimit -u")
+            assert (len(told), loop.num_free()) == (0, 3)
+
+    def test_a_defect_is_reported_and_keeps_no_other_waiting(
+        self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An error of ours in one slot: the loop goes on without pinned memory."""
+
+        def fail(*_: object) -> None:
+            raise ArithmeticError("a defect")
+
+        told: list[str] = []
+        monkeypatch.setattr(Slot, "pin", fail)
+        with loopback(told=told, **gpu()) as loop:
+            parcels = [loop.send(BATCH) for _ in range(4)]
+            assert not any(parcel.slot.wait_until_settled() for parcel in parcels if parcel.slot is not None)
+        assert told == ["batches are not pinned from now on: a defect"]
+        assert fake_cuda.registered_bytes() == 0
 
 
 class TestPlacement:
@@ -253,42 +278,31 @@ class TestClosing:
     def test_what_is_being_pinned_is_unpinned_again(
         self, gate: tuple[Gate, dict[str, Any]], fake_cuda: FakeCuda
     ) -> None:
-        """Nothing stays pinned, neither the slot at the driver nor the one after it."""
+        """Nothing stays pinned, neither the slot at the driver nor those after it."""
         wall, properties = gate
         before = placement.PINNED.total
         with loopback(**properties) as loop:
-            kept = [lent(loop, BATCH) for _ in range(2)]
+            kept = [lent(loop, BATCH) for _ in range(4)]
             del kept
             loop.pool.reclaim()
             assert wall.is_reached.wait(WAIT_S)
         wall.is_open.set()
-        settling = loop.pool._settling
-        assert wait_until(lambda: pinning._settler()._is_running is False, limit_s=WAIT_S)
+        assert wait_until_ended(pinning._settler())
         assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
-        assert (placement.PINNED.total, len(settling._done), fake_cuda.get("registered_ranges")) == (before, 0, 0)
-
-    def test_what_was_pinned_and_not_taken_back_is_unpinned(self, fake_cuda: FakeCuda) -> None:
-        """The slot waits for the loop's next step, which does not come."""
-        with loopback(**gpu()) as loop:
-            lent(loop, BATCH)
-            loop.pool.reclaim()
-            assert wait_until(lambda: loop.pool._settling._done, limit_s=WAIT_S)
-            assert fake_cuda.registered_bytes() == PAGE
-        assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
+        assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
 
     @pytest.mark.parametrize("is_opened", [True, False])
     def test_a_batch_that_waits_for_its_slot(
         self, gate: tuple[Gate, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, *, is_opened: bool
     ) -> None:
-        """A slot that is pinned at once, and is through just before or after the end of the pool, is unpinned again."""
+        """A slot whose pinning ends just before or after the end of the pool is unpinned again."""
         wall, properties = gate
         before = placement.PINNED.total
-        with loopback(pins_at_once=True, **properties) as loop:
+        with loopback(**properties) as loop:
             parcel = loop.send(BATCH)
             assert wall.is_reached.wait(WAIT_S)
             settling, slot = loop.pool._settling, parcel.slot
             assert slot is not None
-            assert slot.settled is not None
             close = settling.close
             if not is_opened:
                 del parcel
@@ -303,19 +317,6 @@ class TestClosing:
         if is_opened:
             del parcel
         assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
-
-    def test_two_threads_may_drop_what_is_done(self) -> None:
-        """The loop closes the pool while the settling thread is through with the last slot; neither fails."""
-
-        class Raced(deque[Slot]):
-            def popleft(self) -> Slot:
-                self.clear()  # by the other thread
-                return super().popleft()
-
-        settling = Settling(make_spec())
-        settling._done = Raced([make_slot()])
-        settling.close()
-        assert not settling._done
 
 
 class TestCtrlC:
@@ -341,14 +342,14 @@ class TestCtrlC:
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
-        with loopback(pins_at_once=True, **properties) as loop:
-            begin_at_once = loop.pool._settling.begin_at_once
+        with loopback(**properties) as loop:
+            begin = loop.pool._settling.begin
             head, _body = loop.post(BATCH)
             with monkeypatch.context() as patch:
                 if where == "lend":
                     patch.setattr(Slot, "lend", interrupt)
                 else:
-                    patch.setattr(loop.pool._settling, "begin_at_once", lambda slot: interrupt(begin_at_once(slot)))
+                    patch.setattr(loop.pool._settling, "begin", lambda slot: interrupt(begin(slot)))
                 with pytest.raises(KeyboardInterrupt):
                     loop.pool.lend(head)
             assert wall.is_reached.wait(WAIT_S)
@@ -377,66 +378,30 @@ class TestCtrlC:
 
 
 class TestThread:
-    """One thread for the whole process."""
+    """Two threads for the whole process."""
 
-    def test_it_rests_after_each_slot(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Pinning holds locks of the driver that kernel launches need; a rest is at most 50 ms."""
-        rests: list[float] = []
-        sleep = time.sleep
-        monkeypatch.setattr(time, "sleep", rests.append)
-        settler = _Settler()
-        for pause_s in (0.0, 0.04, 0.6):
-            assert settler.submit(lambda pause_s=pause_s: sleep(pause_s))  # type: ignore[misc]
-        assert wait_until_ended(settler)
-        assert rests[0] < 0.004 <= rests[1] < 0.05
-        assert rests[2] == 0.05
-
-    def test_it_ends_when_there_is_nothing_to_do(self) -> None:
+    def test_they_end_when_there_is_nothing_to_do(self) -> None:
         """A loader in its steady state has no thread more; the next job starts one again."""
         settler, done = _Settler(), []
         for number in range(3):
-            assert settler.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+            settler.submit(Settlement(lambda number=number: done.append(number)))  # type: ignore[misc]
             assert wait_until_ended(settler)
         assert done == [0, 1, 2]
 
     def test_a_batch_that_arrives_while_python_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing is pinned any more, and the loop does not wait for that."""
         settler = _Settler()
-        settler._work.is_over = True
+        for lock in settler._idle:
+            lock.is_over = True
         monkeypatch.setattr(pinning, "_settler", lambda: settler)
         slot = make_slot()
-        Settling(make_spec()).begin_at_once(slot)
-        assert slot.settled is not None
-        assert slot.settled.wait(WAIT_S)
-        assert slot.pinned_on is None
-
-    @pytest.mark.parametrize("can_start", [True, False])
-    def test_a_job_that_fails_keeps_no_other_waiting(self, monkeypatch: pytest.MonkeyPatch, *, can_start: bool) -> None:
-        """The jobs behind it are done without a further one; if no thread can be started, nothing waits for them."""
-        settler, may_fail, told = _Settler(), threading.Event(), list[str]()
-        was_done, was_dropped = threading.Event(), threading.Event()
-        monkeypatch.setattr(threading, "excepthook", lambda args: told.append(str(args.exc_value)))
-
-        def fail() -> None:
-            assert may_fail.wait(WAIT_S)
-            raise ArithmeticError("a defect")
-
-        def refuse(_thread: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        assert settler.submit(fail)
-        assert settler.submit(was_done.set, dropped=was_dropped.set)
-        if not can_start:
-            monkeypatch.setattr(threading.Thread, "start", refuse)
-        may_fail.set()
-        assert (was_done if can_start else was_dropped).wait(WAIT_S)
-        assert wait_until_ended(settler)
-        assert wait_until(lambda: told == ["a defect"], limit_s=WAIT_S)
-        assert was_done.is_set() != was_dropped.is_set()
+        Settling(make_spec()).begin(slot)
+        assert not slot.wait_until_settled()
+        assert not slot.is_settled
 
     def test_jobs_that_no_thread_has_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C while the thread is started leaves one; the next job runs it, or, without a thread, lets go of it."""
-        settler, was_dropped = _Settler(), threading.Event()
+        """Ctrl-C while the thread is started leaves one; the next job's thread runs it, or, without one, its caller."""
+        settler, done = _Settler(), []
         errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("can't start new thread")]
 
         def refuse(_thread: threading.Thread) -> None:
@@ -444,9 +409,9 @@ class TestThread:
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(KeyboardInterrupt):
-            settler.submit(print, dropped=was_dropped.set)
-        assert not settler.submit(print, dropped=errors.clear)
-        assert was_dropped.is_set()
+            settler.submit(Settlement(lambda: done.append(1)))
+        settler.submit(Settlement(lambda: done.append(2)))
+        assert done == [1, 2]
         assert not settler._jobs
 
     def test_a_forked_child_has_its_own(self) -> None:
@@ -461,8 +426,10 @@ def make_slot() -> Slot:
 
 
 def wait_until_ended(settler: _Settler) -> bool:
-    """Return whether a settler's thread ends in time."""
-    end = time.monotonic() + WAIT_S
-    while settler._is_running and time.monotonic() < end:
-        threading.Event().wait(0.002)
-    return not settler._is_running
+    """Return whether a settler's threads end in time."""
+    return wait_until(lambda: len(settler._idle) == 2, limit_s=WAIT_S)
+
+
+def _next_job() -> Settlement | None:
+    """Return the job that the next free thread will do."""
+    return next(iter(pinning._settler()._jobs), None)
