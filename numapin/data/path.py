@@ -163,15 +163,9 @@ class Lane:
         return HandedDown(list if self.pool is None else partial(self.pool.files_of, worker))
 
     def _accept(self, head: Head, body: bytes) -> Parcel:
-        """Count a batch, report why it is not in a slot or why the worker's next ones are copied into one, and lend."""
-        path = self._path
         if self.balance is not None:
             self.balance.note_arrival(head.worker)
-        path.counts.note_arrival(head)
-        if head.miss is not None:
-            path.notices.report_miss(head.miss)
-        if len(head.kept) > MOST_KEPT:
-            path.notices.warn(_MANY_ARE_KEPT)
+        self._path.note_arrival(head)
         view, slot = (NO_MEMORY, None) if self.pool is None else self.pool.lend(head)
         parcel = Parcel(head, body, view, slot)
         self.opener.arrived(parcel)
@@ -266,6 +260,14 @@ class DataPath:
             casts=self.options.casts,
             then=loader.worker_init_fn,
         )
+
+    def note_arrival(self, head: Head) -> None:
+        """Count a batch; report why it did not travel in a slot, or why the worker's next ones are copied into one."""
+        self.counts.note_arrival(head)
+        if head.miss is not None:
+            self.notices.report_miss(head.miss)
+        if len(head.kept) > MOST_KEPT:
+            self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:
         """Count a batch that was yielded, for `stats()` and, every 0.1 s, for `numapin top`."""
