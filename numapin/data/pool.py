@@ -286,7 +286,7 @@ class Pool:
         self.arrivals.discard()
         for granted, forgotten in zip(self._granted, self._forgotten, strict=True):
             for slot in granted.values():
-                self._set_free(slot)
+                self._free[slot.worker].append(slot)
             granted.clear()
             forgotten.clear()
         for slot in set(self.slots).difference(*self._free):

@@ -76,10 +76,10 @@ def test_pages_of_a_slot_that_is_handed_down(loop: Loopback, monkeypatch: pytest
     """The next worker faults in what it writes if its kernel, before 5.14, could not do so for the whole slot."""
     populate, touched = memory.populate, []
 
-    def refuse(address: int, num_bytes: int) -> None:
+    def refuse(address: int, num_bytes: int, advice: int) -> None:
         if is_old:
             raise OSError(errno.EINVAL, "before 5.14")
-        populate(address, num_bytes)
+        populate(address, num_bytes, advice)
 
     lent(loop, pages(4))
     loop.num_free()
