@@ -414,12 +414,9 @@ class Packer(ForkingPickler):
                     made_bytes = written.capacity if written.is_new else 0
                     small = bytes(written.view[:end]) if slot == IN_MESSAGE else b""
                 report = self._slots.report(slot)
-            head = Head(
-                *(number, self._worker, slot, end, made_bytes),
-                *(num_bytes + self._missing_bytes, wanted_bytes + self._missing_bytes, self._miss),
-                *(tuple(self._storages), tuple(self._buffers), body_room, small),
-                *report,
-            )
+            sizes = end, made_bytes, num_bytes + self._missing_bytes, wanted_bytes + self._missing_bytes
+            places = tuple(self._storages), tuple(self._buffers), body_room, small
+            head = Head._make((number, self._worker, slot, *sizes, self._miss, *places, *report))
             self._are_many_kept = len(head.kept) > MOST_KEPT
             is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
@@ -446,7 +443,7 @@ class Packer(ForkingPickler):
         while self._full and self._slots is not None:
             self._slots.put_back(self._full.pop())
 
-    def _with_marks(self, batch: object) -> object:
+    def _with_marks(self, batch: Any) -> object:
         """Return a list, tuple or dict of plain tensors with marks in their places, and any other batch as it is.
 
         Most batches are such ones, and a mark needs no function that the pickle names and the rank calls.

@@ -106,7 +106,12 @@ class TestPinning:
         wall, properties = gate
         pinned: list[int] = []
         pin = Slot.pin
-        monkeypatch.setattr(Slot, "pin", lambda slot, *where: (pin(slot, *where), pinned.append(slot.number)))
+
+        def note(slot: Slot, driver: Driver, device: int) -> None:
+            pin(slot, driver, device)
+            pinned.append(slot.number)
+
+        monkeypatch.setattr(Slot, "pin", note)
         with loopback(**properties) as loop:
             parcels = [loop.send(BATCH) for _ in range(6)]
             *_, due = [parcel.slot for parcel in parcels]
