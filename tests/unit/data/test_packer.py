@@ -271,6 +271,29 @@ class Raises:
         raise self.error
 
 
+class TestMarks:
+    """A list, tuple or dict of plain tensors is pickled as marks."""
+
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_a_tensor_that_comes_twice_stays_one(self, loop: Loopback, kind: type) -> None:
+        """As in any pickle."""
+        x = ramp(4 * KIB)
+        batch = lent(loop, kind([x, x]))
+        assert type(batch) is kind
+        assert batch[0] is batch[1]
+        assert torch.equal(batch[0], x)
+
+    def test_keys_keep_their_order(self, loop: Loopback) -> None:
+        """Keys may be of any type that can be pickled."""
+        batch = lent(loop, {"y": ramp(KIB), 3: ramp(2 * KIB), ("a", None): ramp(3 * KIB)})
+        assert [(key, len(value) // KIB) for key, value in batch.items()] == [("y", 1), (3, 2), (("a", None), 3)]
+
+    def test_what_cannot_be_in_the_slot_counts_once(self, loop: Loopback) -> None:
+        """One tensor of a batch is in shared memory, which torch sends; the batch is then pickled as any other."""
+        head, _body = loop.post([ramp(4 * KIB), ramp(8 * KIB).share_memory_()])
+        assert (head.miss, head.num_bytes) == (Miss.SHARED, 4 * 12 * KIB)
+
+
 class TestEnd:
     """Whatever happens to a batch, the next one gets its slot."""
 
