@@ -71,7 +71,7 @@ class Memory:
 
 def settle():
     for _ in range(300):
-        pinning._settler().submit(Memory)
+        pinning._settler().submit(pinning.Settlement(Memory))
     Memory.is_going.wait(10)
 
 def free_all(reclaimer):
@@ -88,7 +88,8 @@ def reclaim_late():
 
 def settle_forever():
     is_going = threading.Event()
-    pinning._settler().submit(lambda: is_going.set() or threading.Event().wait())
+    hang = lambda: is_going.set() or threading.Event().wait()
+    pinning._settler().submit(pinning.Settlement(hang))
     is_going.wait(10)
 
 for ending in sys.argv[2:]:
