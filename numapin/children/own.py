@@ -52,6 +52,7 @@ class TakenGpus:
         self.is_asked = False  # the program called `bind_this_process`
         self.allocated: dict[int, int] | None = None
         self.applied: Applied | None = None
+        self.torch_threads: tuple[int, int] | None = None  # the number that it was lowered to, and the former one
         self.surprises: list[str] = []
 
 
@@ -187,6 +188,8 @@ def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> 
     """Bind this process to a GPU, unless it has one already, by itself or from the process that it follows."""
     taken = _own.current()
     if entry.number == (taken.inherited if taken.slice is None else taken.number):
+        if taken.is_guess and not is_guess:  # the framework may have been imported since
+            records.report_frameworks(plan)
         taken.is_guess = taken.is_guess and is_guess
     elif taken.slice is None or taken.is_guess:
         taken.is_guess, taken.is_asked = is_guess, False
@@ -232,8 +235,11 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
     if taken.surprises:
         binding |= {"exact": False, "reason": "; ".join((binding["reason"], *taken.surprises))}
     os.environ[BINDING] = json.dumps(binding)
+    num_threads = max(1, wanted.num_threads)
     if "torch" not in sys.modules:  # later it would change only what the process starts
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, wanted.num_threads)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    elif "OMP_NUM_THREADS" not in os.environ and get_native_id() == taken.pid:  # torch's number is the main thread's
+        taken.torch_threads = _lower_torch_threads(num_threads)
     if not taken.is_guess:
         _keep_rank_from_children()
     if not plan.run:
@@ -249,6 +255,19 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
         applied_there = theirs.get("applied")
         if isinstance(applied_there, dict) and "cpus" in applied_there:
             bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
+
+
+def _lower_torch_threads(most: int) -> tuple[int, int] | None:
+    """Let torch use no more threads than these: at its import it counted all CPUs that the process might use then.
+
+    Returns the new and the former number; None if nothing changed.
+    """
+    torch = sys.modules["torch"]
+    former = getattr(torch, "get_num_threads", lambda: 0)()  # torch may be half imported
+    if former <= most:
+        return None
+    torch.set_num_threads(most)
+    return most, former
 
 
 def _keep_rank_from_children() -> None:

@@ -68,7 +68,7 @@ def _placed() -> object:
     return found and found["pages"]
 
 
-def _allocated() -> mmap.mmap:
+def allocated() -> mmap.mmap:
     """Touch memory before this process is bound."""
     mapping = mmap.mmap(-1, BEFORE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for offset in range(0, BEFORE_BYTES, mmap.PAGESIZE):
@@ -89,7 +89,7 @@ def _workers(way: str) -> None:
     for _ in workers:
         ready.acquire()
     if way == "spawn":
-        _verify("verify")
+        verify("verify")
     done.set()
     for worker in workers:
         worker.join()
@@ -102,7 +102,7 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
         for _ in range(3):
             pool.submit(barrier.wait)
         barrier.wait()
-        before = _allocated()
+        before = allocated()
         import torch
 
         torch.cuda.set_device(f"cuda:{rank}")
@@ -118,7 +118,8 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
         before.close()
 
 
-def _verify(name: str) -> None:
+def verify(name: str) -> None:
+    """Write the report of `numapin verify`."""
     done = subprocess.run(
         [sys.executable, "-m", "numapin", "verify", "--json"], capture_output=True, text=True, check=False
     )
