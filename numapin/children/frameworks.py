@@ -79,15 +79,13 @@ def both_bind(command: Sequence[str], environ: Mapping[str, str]) -> list[tuple[
 
 def switched_off(modules: Container[str], environ: Mapping[str, str]) -> list[str]:
     """Return a sentence for each framework among a process's modules whose binding is switched off."""
-    found = []
-    for framework in FRAMEWORKS:
-        settings = [f"{name}={value}" for name, value in framework.off.items() if environ.get(name) == value]
-        if settings and framework.module in modules:
-            found.append(
-                f"{framework.name}'s own binding is off ({', '.join(settings)}), because numapin binds its processes; "
-                "a value that you set yourself is kept"
-            )
-    return found
+    why = "because numapin binds its processes; a value that you set yourself is kept"
+    return [
+        f"{framework.name}'s own binding is off ({name}={value}), {why}"
+        for framework in FRAMEWORKS
+        for name, value in framework.off.items()
+        if framework.module in modules and environ.get(name) == value
+    ]
 
 
 def _is_true(value: str) -> bool:

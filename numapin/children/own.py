@@ -236,10 +236,14 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
         binding |= {"exact": False, "reason": "; ".join((binding["reason"], *taken.surprises))}
     os.environ[BINDING] = json.dumps(binding)
     num_threads = max(1, wanted.num_threads)
-    if "torch" not in sys.modules:  # later it would change only what the process starts
+    torch = sys.modules.get("torch")
+    if torch is None:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    elif "OMP_NUM_THREADS" not in os.environ and get_native_id() == taken.pid:  # torch's number is the main thread's
-        taken.torch_threads = _lower_torch_threads(num_threads)
+    elif not os.environ.get("OMP_NUM_THREADS") and get_native_id() == taken.pid:  # torch's number is the main thread's
+        former = getattr(torch, "get_num_threads", int)()  # 0 if torch is half imported
+        if former > num_threads:  # it has counted the CPUs that the process might use before
+            torch.set_num_threads(num_threads)
+            taken.torch_threads = num_threads, former
     if not taken.is_guess:
         _keep_rank_from_children()
     if not plan.run:
@@ -255,19 +259,6 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
         applied_there = theirs.get("applied")
         if isinstance(applied_there, dict) and "cpus" in applied_there:
             bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
-
-
-def _lower_torch_threads(most: int) -> tuple[int, int] | None:
-    """Let torch use no more threads than these: at its import it counted all CPUs that the process might use then.
-
-    Returns the new and the former number; None if nothing changed.
-    """
-    torch = sys.modules["torch"]
-    former = getattr(torch, "get_num_threads", lambda: 0)()  # torch may be half imported
-    if former <= most:
-        return None
-    torch.set_num_threads(most)
-    return most, former
 
 
 def _keep_rank_from_children() -> None:

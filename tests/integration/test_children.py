@@ -422,21 +422,16 @@ class TestRefusals:
         assert problem in done.err
 
     def test_both_bind(self, gpus: dict[str, Any]) -> None:
-        """A command that binds its processes itself is told once; under --strict, it does not start."""
-        command = ("echo", "vllm", "serve", "--numa-bind")
-        done = start(*command, **gpus)
-        assert (done.status, done.out) == (0, "vllm serve --numa-bind\n")
-        assert done.err.count("warning: vLLM binds its processes itself (--numa-bind), and numapin replaces that") == 1
-        strict = start(*command, options=("--strict",), **gpus)
-        assert (strict.status, strict.out) == (2, "")
-        assert "hint: leave out --numa-bind" in strict.err
-
-    def test_variables_that_switch_a_binding_off(self, gpus: dict[str, Any]) -> None:
-        """The command finds them, unless the user has set them to another value."""
+        """What is on by default is off in the command; what the user has switched on is a warning, or refused."""
         names = ("SGLANG_AUTO_NUMA_BIND", "TLLM_NUMA_AWARE_WORKER_AFFINITY", "NRL_DISABLE_NUMA_BINDING")
         done = start("printenv", *names, TLLM_NUMA_AWARE_WORKER_AFFINITY="1", **gpus)
         assert done.out.split() == ["0", "1", "1"]
-        assert "(TLLM_NUMA_AWARE_WORKER_AFFINITY=1), which replaces numapin's binding" in done.err
+        assert (
+            done.err.count("warning: TensorRT-LLM binds its processes itself (TLLM_NUMA_AWARE_WORKER_AFFINITY=1)") == 1
+        )
+        strict = start("echo", "vllm", "serve", "--numa-bind", options=("--strict",), **gpus)
+        assert (strict.status, strict.out) == (2, "")
+        assert "hint: leave out --numa-bind" in strict.err
 
     def test_no_child_took_one(self, gpus: dict[str, Any]) -> None:
         """If no process took a GPU, a line at the end says so, and names what keeps numapin out."""

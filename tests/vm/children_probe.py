@@ -68,7 +68,7 @@ def _placed() -> object:
     return found and found["pages"]
 
 
-def allocated() -> mmap.mmap:
+def _allocated() -> mmap.mmap:
     """Touch memory before this process is bound."""
     mapping = mmap.mmap(-1, BEFORE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for offset in range(0, BEFORE_BYTES, mmap.PAGESIZE):
@@ -102,7 +102,7 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
         for _ in range(3):
             pool.submit(barrier.wait)
         barrier.wait()
-        before = allocated()
+        before = _allocated()
         import torch
 
         torch.cuda.set_device(f"cuda:{rank}")

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.vm.children_probe import allocated, verify, write
+from tests.vm.children_probe import verify, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CPUS: Final = range(8)
-NODE_0: Final = range(4)
 MPOL_BIND: Final = 2
 CLEARS: Final = "TLLM_NUMA_AWARE_WORKER_AFFINITY"
 
@@ -33,7 +31,6 @@ def main(*names: str) -> None:
         command = [sys.executable, __file__, "worker", name]
         # A worker of Ray is started by a daemon, not by multiprocessing: no wrapper of its executable reaches it.
         subprocess.run(command, env=environ, check=True, start_new_session=name.startswith("ray"))
-    write("driver")
 
 
 def _ray_list(name: str) -> None:
@@ -52,29 +49,12 @@ def _set_device(name: str, number: int = 1) -> None:
     write(name, torch_threads=torch.get_num_threads())
 
 
-def _reordered(name: str) -> None:
-    """Use the first device of a list in another order than NVML's, as if its index were NVML's."""
-    _set_device(name, 0)
-
-
-def _without_numactl(name: str) -> None:
-    """Find no numactl to start below, and go on without a word."""
-    if shutil.which("numactl") is not None:
-        msg = "the case needs a PATH without numactl"
-        raise RuntimeError(msg)
-    _set_device(name)
-
-
 def _on_node_0(name: str) -> None:
-    """Be bound to node 0 by the launcher, as all its ranks, and allocate there."""
-    os.sched_setaffinity(0, NODE_0)
+    """Be bound to node 0 by the launcher, as all its ranks."""
+    os.sched_setaffinity(0, range(4))
     nodes = ctypes.c_ulong(1)
-    if ctypes.CDLL("libnuma.so.1").set_mempolicy(MPOL_BIND, ctypes.byref(nodes), ctypes.c_ulong(64)):
-        msg = "the kernel refuses the policy"
-        raise OSError(msg)
-    before = allocated()
+    assert ctypes.CDLL("libnuma.so.1").set_mempolicy(MPOL_BIND, ctypes.byref(nodes), ctypes.c_ulong(64)) == 0
     _set_device(name)
-    before.close()
 
 
 def _clears(name: str) -> None:
@@ -83,7 +63,7 @@ def _clears(name: str) -> None:
 
     torch.cuda.set_device(1)
     if CLEARS not in os.environ:
-        os.sched_setaffinity(0, CPUS)
+        os.sched_setaffinity(0, range(8))
     write(name)
 
 
@@ -98,8 +78,8 @@ CASES: Final[dict[str, Callable[[str], Any]]] = {
     "ray-list": _ray_list,
     "ray-full-list": _set_device,
     "ray-unbound": _set_device,
-    "reordered": _reordered,
-    "no-numactl": _without_numactl,
+    "reordered": partial(_set_device, number=0),
+    "no-numactl": _set_device,
     "all-on-node-0": _on_node_0,
     "late-threads": _set_device,
     "clears": _clears,

@@ -6,7 +6,6 @@ reports about threads, policy and pages.
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from tests.vm import gpus
 from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, VmResult
-from tests.vm.test_children import BEFORE_MIB, EXEC, STAND_IN
+from tests.vm.test_children import EXEC, STAND_IN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,33 +75,10 @@ def test_the_order_of_the_commands_list(two_nodes_again: VmResult) -> None:
     _assert_on_node_1(_found(two_nodes_again, "reordered", "serving-reordered"))
 
 
-def test_pages_from_before_the_binding(two_nodes_again: VmResult) -> None:
-    """TensorRT-LLM#18117: what a worker allocated before it was bound stays, and a line says how much it is."""
-    pid = _found(two_nodes_again, "all-on-node-0")["pid"]
-    stderr = two_nodes_again.jobs["serving"].stderr
-    (line,) = [line for line in stderr.splitlines() if f"process {pid} " in line]
-    amount = re.search(r"; ([\d.]+) MiB were allocated before, (\d+)% of it on other nodes$", line)
-    assert amount is not None, line
-    assert float(amount[1]) * int(amount[2]) / 100 > BEFORE_MIB
-
-
-def test_lowered_threads_are_reported(two_nodes_again: VmResult) -> None:
-    """The line about a process that imported torch before it was bound has both numbers of threads."""
-    pid = _found(two_nodes_again, "late-threads")["pid"]
-    stderr = two_nodes_again.jobs["serving"].stderr
-    (line,) = [line for line in stderr.splitlines() if f"process {pid} " in line]
-    assert line.endswith("; torch uses 4 threads instead of 8")
-
-
 def test_a_worker_that_removes_any_binding(two_nodes_again: VmResult) -> None:
     """`numapin verify` names the worker whose threads left the plan."""
-    assert {thread["cpus"] for thread in _found(two_nodes_again, "clears-always")["threads"]} == {"0-7"}
-    report = _found(two_nodes_again, "verify")["report"]
-    (rank,) = report["ranks"]
-    assert rank["pid"] == _found(two_nodes_again, "clears-always")["pid"]
-    assert [finding["what"] for finding in rank["findings"]]
-
-
-def test_the_driver_is_not_bound(two_nodes_again: VmResult) -> None:
-    """A process without a GPU keeps its CPUs."""
-    assert {thread["cpus"] for thread in _found(two_nodes_again, "driver")["threads"]} == {"0-7"}
+    worker = _found(two_nodes_again, "clears-always")
+    assert {thread["cpus"] for thread in worker["threads"]} == {"0-7"}
+    (rank,) = _found(two_nodes_again, "verify")["report"]["ranks"]
+    assert rank["pid"] == worker["pid"]
+    assert any("CPUs" in finding["what"] for finding in rank["findings"]), rank["findings"]

@@ -20,7 +20,6 @@ REPLACES = "which replaces numapin's binding"
         ("vLLM", "python -m vllm.entrypoints.cli --numa_bind_nodes=0 1", "--numa_bind_nodes", REPLACED),
         ("SGLang", "python -m sglang.launch_server --numa-node 0 1", "--numa-node", REPLACED),
         ("SGLang", "serve.py", "SGLANG_AUTO_NUMA_BIND=true", REPLACED),
-        ("SGLang", "serve.py", "SGLANG_SET_CPU_AFFINITY=1", REPLACED),
         ("TensorRT-LLM", "serve.py", "TLLM_NUMA_AWARE_WORKER_AFFINITY=1", REPLACES),
         ("NeMo RL", "grpo.py", "NRL_DISABLE_NUMA_BINDING=0", REPLACES),
         ("torchrun", "torchrun --numa-binding=node train.py", "--numa-binding", REPLACED),
