@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.children import records
+from numapin.children import frameworks, records
 from numapin.children.table import make_table
 from numapin.errors import PlanError, UsageError
 from numapin.launcher.init import supervise
@@ -57,12 +57,15 @@ def run_with_children(
         raise PlanError(
             "--children: no GPU is visible here, so there is nothing to bind to", "see why with: numapin topo"
         )
+    problems = frameworks.both_bind(command, environ)
     why = refusal(command)
     if why is not None:  # its Python ignores PYTHONPATH
         hint = "leave that option out, or call numapin.bind_this_process in the program"
+        problems.append((f"{why}, so that process cannot be bound if it uses a GPU", hint))
+    for problem, hint in problems:
         if strict:
-            raise UsageError(f"--children --strict: {why}, so its process cannot be bound", hint)
-        say(f"warning: {why}, so that process cannot be bound if it uses a GPU; {hint}")
+            raise UsageError(f"--children --strict: {problem}", hint)
+        say(f"warning: {problem}; {hint}")
 
     plan = rehearse(make_plan(topology, request), strict=strict)
     for text in dict.fromkeys(plan.warnings):
@@ -78,6 +81,8 @@ def run_with_children(
 def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the command's environment: with the plan and the hook, and without an outer run's binding and NIC.
 
+    Variables that switch off the binding of frameworks are set, unless the user has set them.
+
     Raises PlanError if the plan is too long for a variable.
     """
     text = table.render()
@@ -87,7 +92,7 @@ def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str
         )
     of_outer = {BINDING, OURS, *environ.get(OURS, "").split(":")}
     kept = {name: value for name, value in environ.items() if name not in of_outer}
-    return {**kept, CHILDREN: text, "PYTHONPATH": with_hook(kept.get("PYTHONPATH", ""))}
+    return {**frameworks.variables(), **kept, CHILDREN: text, "PYTHONPATH": with_hook(kept.get("PYTHONPATH", ""))}
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:

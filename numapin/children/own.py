@@ -52,6 +52,7 @@ class TakenGpus:
         self.is_asked = False  # the program called `bind_this_process`
         self.allocated: dict[int, int] | None = None
         self.applied: Applied | None = None
+        self.torch_threads: tuple[int, int] | None = None  # the number that it was lowered to, and the former one
         self.surprises: list[str] = []
 
 
@@ -187,6 +188,8 @@ def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> 
     """Bind this process to a GPU, unless it has one already, by itself or from the process that it follows."""
     taken = _own.current()
     if entry.number == (taken.inherited if taken.slice is None else taken.number):
+        if taken.is_guess and not is_guess:  # the framework may have been imported since
+            records.report_frameworks(plan)
         taken.is_guess = taken.is_guess and is_guess
     elif taken.slice is None or taken.is_guess:
         taken.is_guess, taken.is_asked = is_guess, False
@@ -232,8 +235,15 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
     if taken.surprises:
         binding |= {"exact": False, "reason": "; ".join((binding["reason"], *taken.surprises))}
     os.environ[BINDING] = json.dumps(binding)
-    if "torch" not in sys.modules:  # later it would change only what the process starts
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, wanted.num_threads)))
+    num_threads = max(1, wanted.num_threads)
+    torch = sys.modules.get("torch")
+    if torch is None:  # later it would change only what the process starts
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    elif not os.environ.get("OMP_NUM_THREADS") and get_native_id() == taken.pid:  # torch's number is the main thread's
+        former = getattr(torch, "get_num_threads", int)()  # 0 if torch is half imported
+        if former > num_threads:  # it has counted the CPUs that the process might use before
+            torch.set_num_threads(num_threads)
+            taken.torch_threads = num_threads, former
     if not taken.is_guess:
         _keep_rank_from_children()
     if not plan.run:

@@ -11,6 +11,8 @@ from contextlib import suppress
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.stderr import say
+from numapin.base.text import counted
+from numapin.children import frameworks
 from numapin.errors import NumapinError
 from numapin.rank import handover
 from numapin.system import proc
@@ -79,8 +81,19 @@ def report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
             away = bytes_away(taken.allocated, nodes) if nodes else 0
             where = f", {away / total:.0%} of it on other nodes" if total else ""
             before = f"{total / _MIB:.1f} MiB were allocated before{where}"
-        say(f"{bound}; {before}")
+        threads = ""
+        if taken.torch_threads is not None:
+            now, former = taken.torch_threads
+            threads = f"; torch uses {counted(now, 'thread')} instead of {former}"
+        say(f"{bound}; {before}{threads}")
+    report_frameworks(plan)
     report_surprises(plan, taken)
+
+
+def report_frameworks(plan: ChildTable) -> None:
+    """Say which frameworks of this process do not bind it themselves, because numapin does."""
+    for text in frameworks.switched_off(sys.modules, os.environ):
+        _say_once(plan.run, text)
 
 
 def report_surprises(plan: ChildTable, taken: TakenGpus) -> None:

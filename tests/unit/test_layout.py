@@ -35,7 +35,7 @@ PURE = (
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.hosts", "tasks.hostlist", "tasks.slice", "data.forks", "data.usage"),
-    "children.table",
+    *("children.table", "children.frameworks"),
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     *(
         "observe.model",

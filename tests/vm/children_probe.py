@@ -89,7 +89,7 @@ def _workers(way: str) -> None:
     for _ in workers:
         ready.acquire()
     if way == "spawn":
-        _verify("verify")
+        verify("verify")
     done.set()
     for worker in workers:
         worker.join()
@@ -118,7 +118,8 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
         before.close()
 
 
-def _verify(name: str) -> None:
+def verify(name: str) -> None:
+    """Write the report of `numapin verify`."""
     done = subprocess.run(
         [sys.executable, "-m", "numapin", "verify", "--json"], capture_output=True, text=True, check=False
     )

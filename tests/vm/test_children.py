@@ -78,7 +78,10 @@ def test_every_process_is_where_its_gpu_is(two_nodes_again: VmResult) -> None:
 
 
 def test_what_the_command_tells(two_nodes_again: VmResult) -> None:
-    """A process with GPUs of several nodes is reported once; a late binding, with what was allocated before it."""
+    """A process with GPUs of several nodes is reported once; a late binding, with what was allocated before it.
+
+    Reported by others as TensorRT-LLM#18117.
+    """
     text = two_nodes_again.jobs["children"].stderr
     assert text.count("uses GPUs of several nodes (GPU 1, GPU 0)") == 1
     pid = _found(two_nodes_again, "spawn-1")["pid"]

@@ -142,3 +142,22 @@ except ValueError:
 """
     ran = run(tmp_path, text)
     assert (ran.lines, ran.err, ran.records) == (["False"], "", [])
+
+
+@pytest.mark.parametrize(("former", "now", "of_user"), [(9, 4, ""), (3, 3, ""), (9, 9, "9")])
+def test_threads_of_a_torch_that_was_imported_before(former: int, now: int, of_user: str, tmp_path: Path) -> None:
+    """A late binding lowers torch's number of threads to the process's share, unless the user has set the variable."""
+    text = f"torch.set_num_threads({former})\ntorch.cuda.set_device(0)\nprint(torch.get_num_threads())"
+    ran = run(tmp_path, text, OMP_NUM_THREADS=of_user)
+    assert ran.lines == [str(now)], ran.err
+    assert ("; torch uses 4 threads instead of 9" in ran.err) == (now < former), ran.err
+
+
+@pytest.mark.parametrize("rank", ["", "0"], ids=["imported before", "imported after its rank named the GPU"])
+def test_a_framework_whose_own_binding_is_off(rank: str, tmp_path: Path) -> None:
+    """One line says so in a process that has imported the framework."""
+    (tmp_path / "sglang.py").touch()
+    text = f"sys.path.append({str(tmp_path)!r})\nimport sglang\n" + "torch.cuda.set_device(0)\n" * 2
+    ran = run(tmp_path, text, SGLANG_AUTO_NUMA_BIND="0", TLLM_NUMA_AWARE_WORKER_AFFINITY="0", LOCAL_RANK=rank)
+    assert ran.err.count("SGLang's own binding is off (SGLANG_AUTO_NUMA_BIND=0)") == 1, ran.err
+    assert "TensorRT-LLM" not in ran.err

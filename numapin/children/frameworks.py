@@ -1,0 +1,92 @@
+"""Frameworks that bind their own processes: what switches this off, and what switches it on.
+
+A new framework is a row of FRAMEWORKS, with its source, and a row of the table in docs/guides/frameworks.md, which has
+the versions that were read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping, Sequence
+
+
+class Framework(NamedTuple):
+    """A framework that binds its processes.
+
+    Attributes:
+        name: Its name in messages.
+        module: Its package. A process that has imported it runs the framework, and a command line that contains the
+            word starts it.
+        off: Variables that switch off a binding that is on by default, with the value that does, 0 or 1.
+        on: Options, written with hyphens, and variables that switch on a binding that is off by default.
+        is_last: Its binding comes after the process has set its device, and so after numapin's.
+    """
+
+    name: str
+    module: str
+    off: Mapping[str, str] = {}
+    on: Sequence[str] = ()
+    is_last: bool = False
+
+
+FRAMEWORKS: Final = (
+    # vllm/utils/numa_utils.py: the engine and the workers start below numactl.
+    Framework("vLLM", "vllm", on=("--numa-bind", "--numa-bind-nodes", "--numa-bind-cpus")),
+    # sglang/srt/environ.py, sglang/srt/utils/numa_utils.py: as vLLM, but on by default since 0.5.18.
+    Framework("SGLang", "sglang", off={"SGLANG_AUTO_NUMA_BIND": "0"}, on=("--numa-node", "SGLANG_SET_CPU_AFFINITY")),
+    # docs/source/deployment-guide/configuring-cpu-affinity.md: without the variable, it removes any other binding.
+    # tensorrt_llm/executor/base_worker.py: right after set_device.
+    Framework("TensorRT-LLM", "tensorrt_llm", off={"TLLM_NUMA_AWARE_WORKER_AFFINITY": "0"}, is_last=True),
+    # nemo_rl/distributed/numa_utils.py; nemo_rl/models: some workers call it after set_device.
+    Framework("NeMo RL", "nemo_rl", off={"NRL_DISABLE_NUMA_BINDING": "1"}, is_last=True),
+    # torch/distributed/run.py, torch/numa/binding.py: the ranks inherit it.
+    Framework("torchrun", "torch", on=("--numa-binding",)),
+    # accelerate/commands/launch.py, accelerate/state.py: after set_device.
+    Framework("Accelerate", "accelerate", on=("--enable-cpu-affinity", "ACCELERATE_CPU_AFFINITY"), is_last=True),
+    # deepspeed/launcher/launch.py: the ranks start below numactl.
+    Framework("DeepSpeed", "deepspeed", on=("--bind-cores-to-rank",)),
+)
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that switch off what frameworks bind by default. Other programs ignore them."""
+    return {name: value for framework in FRAMEWORKS for name, value in framework.off.items()}
+
+
+def both_bind(command: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the problem and its remedy for each framework that binds its processes, too, because the user says so."""
+    words = " ".join(command).split()  # also those of `bash -c "…"`
+    problems = []
+    for framework in FRAMEWORKS:
+        default = {**dict.fromkeys(framework.on, "0"), **framework.off}
+        given = [
+            f"{name}={environ[name]}"
+            for name, value in default.items()
+            if name in environ and _is_true(environ[name]) != _is_true(value)
+        ]
+        if any(framework.module in word for word in words):
+            options = [word.partition("=")[0] for word in words if word.startswith("--")]
+            given += [option for option in options if option.replace("_", "-") in framework.on]
+        if given:
+            which = "which replaces numapin's binding" if framework.is_last else "and numapin replaces that binding"
+            settings = ", ".join(given)
+            problem = f"{framework.name} binds its processes itself ({settings}), {which}"
+            problems.append((problem, f"leave out {settings}"))
+    return problems
+
+
+def switched_off(modules: Container[str], environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each framework among a process's modules whose binding is switched off."""
+    why = "because numapin binds its processes; a value that you set yourself is kept"
+    return [
+        f"{framework.name}'s own binding is off ({name}={value}), {why}"
+        for framework in FRAMEWORKS
+        for name, value in framework.off.items()
+        if framework.module in modules and environ.get(name) == value
+    ]
+
+
+def _is_true(value: str) -> bool:
+    return value.strip().lower() in ("1", "true", "yes", "y", "on")
