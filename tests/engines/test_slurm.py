@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.cluster import output_in
 from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
-from tests.integration.launching import NUMAPIN, numapin
+from tests.integration.launching import numapin
 from tests.needs import needs_two_cpus
 from tests.nvml.fake import FakeGpu, render
 from tests.waiting import wait_until
@@ -34,23 +34,6 @@ TORCHRUNS = {
     "OMP_NUM_THREADS": "1",
 }
 """Variables of a rank of torchrun."""
-
-
-def test_run_in_a_step(cluster: Cluster, tmp_path: Path) -> None:
-    """A single task that runs `numapin run` starts all ranks of its machine, each bound."""
-    words = (*SRUN, "--gpus-per-node=2", *NUMAPIN, "run", "--nproc-per-node=2", PROBE, str(tmp_path))
-    done = cluster.call(*words, folder=tmp_path)
-    assert done.status == 0, done.err
-    ranks = ranks_in(tmp_path)
-    assert_met(ranks, size=2)
-    assert_bound(ranks)
-    assert [rank["cuda"] for rank in ranks] == ["0,1", "0,1"]
-
-
-def test_a_failed_rank_fails_the_step(cluster: Cluster, tmp_path: Path) -> None:
-    """The step has the exit status of `numapin run`."""
-    program = ("--no-python", "sh", "-c", "exit 3")
-    assert cluster.call(*SRUN, *NUMAPIN, "run", "--nproc-per-node=1", *program, folder=tmp_path).status == 1
 
 
 @needs_two_cpus
@@ -130,10 +113,9 @@ def test_each_task_of_an_array_has_its_index(cluster: Cluster, tmp_path: Path) -
     assert len(list(tmp_path.glob("sh-*_[0-2].out"))) == 3
 
 
-@pytest.mark.parametrize("form", ["node", "task"])
-def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Path, form: str) -> None:
-    """SIGUSR1 to the batch script, as sent by --signal, reaches every rank; the job then runs again."""
-    options = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue", f"--form={form}")
+def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Path) -> None:
+    """SIGUSR1 to the batch script, as sent by --signal, reaches every task; the job then runs again."""
+    options = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue", "--form=task")
     script = numapin("job", "slurm", *options, str(HERE / "saver.py"), str(tmp_path))
     job = cluster.submit(script.out, folder=tmp_path)
     ready = wait_until(lambda: len(list(tmp_path.glob("ready-*-0"))) == 2, limit_s=120)
@@ -148,7 +130,10 @@ def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Pat
 
 
 def test_the_example_saves_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    """train_checkpoint.py survives a SIGUSR1 that srun sends to every process, including DataLoader workers."""
+    """train_checkpoint.py survives a SIGUSR1 that srun sends to every process, including DataLoader workers.
+
+    This is a script of the form "node".
+    """
     shape = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue")
     program = (str(HERE.parents[1] / "examples" / "train_checkpoint.py"), "--epochs", "16")
     script = numapin("job", "slurm", *shape, *program)

@@ -360,8 +360,7 @@ def test_a_killed_launcher(folder: Path, killed: int) -> None:
 
 
 @pytest.mark.parametrize("moment", ["alone", "in the roll call", "while ranks run"])
-@pytest.mark.parametrize("stopped", [0, 1])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("stopped", "number"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
 def test_a_signal(folder: Path, moment: str, stopped: int, number: signal.Signals) -> None:
     """A signal to one launcher stops all, as soon as they know each other."""
     job = Job(folder, STAY)

@@ -325,20 +325,20 @@ def _waiting(status: int | None) -> dict[str, str]:
     return {} if status is None else {"WAIT": str(status)}
 
 
-@pytest.mark.parametrize("status", [0, 3])
 @pytest.mark.parametrize(
-    ("preempted", "suspended", "goes_back"),
+    ("preempted", "suspended", "status", "goes_back"),
     [
-        ("None", "None", False),
-        (_TIME, "None", True),
-        (_TIME, _TIME, False),  # preempted by the gang scheduler, which then suspended it
-        (_TIME, _LATER, False),  # and resumed it
-        ("None", _TIME, False),
-        ("no answer", "", False),  # of the controller
+        ("None", "None", 3, False),
+        (_TIME, "None", 0, True),
+        (_TIME, "None", 3, True),
+        (_TIME, _TIME, 3, False),  # preempted by the gang scheduler, which then suspended it
+        (_TIME, _LATER, 0, False),  # and resumed it
+        ("None", _TIME, 3, False),
+        ("no answer", "", 3, False),  # of the controller
     ],
 )
 def test_a_preempted_job_goes_back_and_a_suspended_one_has_ended(
-    preempted: str, suspended: str, goes_back: object, status: int, cluster: Cluster
+    preempted: str, suspended: str, status: int, goes_back: object, cluster: Cluster
 ) -> None:
     """A preempted job is requeued with any status; one that was only suspended keeps its status.
 
@@ -384,7 +384,7 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
 
 
 @pytest.mark.xdist_group("warm ranks")
-@pytest.mark.parametrize("form", ["job", "trainjob", "jobset", "leaderworkerset"])
+@pytest.mark.parametrize("form", ["job", "trainjob", "leaderworkerset"])  # a jobset's pods have a job's variables
 def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
     """Two pods, run on this host with the variables that the form's controller sets, are one group of ranks."""
     cluster.use_numapin()
@@ -430,7 +430,6 @@ def _pod_variables(form: str, container: dict[str, Any], index: int) -> dict[str
     leader = {"LWS_LEADER_ADDRESS": "127.0.0.1", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": str(index)}
     controllers = {
         "job": {"JOB_COMPLETION_INDEX": str(index), **address},
-        "jobset": {"JOB_COMPLETION_INDEX": str(index), **address},
         "leaderworkerset": {**leader, "PET_MASTER_PORT": str(PORT)},
         "trainjob": {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(index), **address},
     }

@@ -1,8 +1,9 @@
 """The first program inside a machine, which runs the jobs of /run/share/jobs.json one after another.
 
-machine.py starts it and describes the jobs. It uses only the standard library. Importing torch takes half a minute in
-emulation, so modules in `preload` are imported once, and a job `python -m MODULE` runs in a fork of this process. Its
-ranks are still new processes.
+machine.py starts it and describes the jobs. It uses only the standard library. In emulation, importing torch takes more
+than a minute, and importing numapin seconds, so modules in `preload` are imported once, and a job `python -m MODULE`
+runs in a fork of this process. Its ranks are still new processes. A probe that runs numapin asks this process for
+another fork (`numapin`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -25,6 +29,7 @@ from typing import Any, Final, NoReturn
 SHARE: Final = Path("/run/share")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 DEVICES: Final = Path("/sys/bus/pci/devices")
+REQUESTS: Final = Path("/run/agent")
 TIMED_OUT: Final = 124
 
 
@@ -36,21 +41,63 @@ def main() -> None:
     (CGROUPS / "cgroup.subtree_control").write_text("+cpuset")
     for module in batch["preload"]:
         importlib.import_module(module)
-    for job in batch["jobs"]:
-        began = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            become(job)  # does not return
-        status = wait(pid, job["timeout_s"])
-        result = {"status": status, "seconds": round(time.monotonic() - began, 1)}
-        (SHARE / job["name"] / "result.json").write_text(json.dumps(result))
+    with socket.socket(socket.AF_UNIX) as requests:
+        requests.bind(str(REQUESTS))
+        requests.listen()
+        for job in batch["jobs"]:
+            began = time.monotonic()
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                become(job, SHARE / job["name"])  # does not return
+            status = wait(pid, job["timeout_s"], requests)
+            result = {"status": status, "seconds": round(time.monotonic() - began, 1)}
+            (SHARE / job["name"] / "result.json").write_text(json.dumps(result))
 
 
-def become(job: dict[str, Any]) -> NoReturn:
-    """Turn this fork into the job, inside its limits."""
+def numapin(*arguments: str, refuse_policy: bool = False) -> dict[str, Any]:
+    """Run numapin in a fork of the agent, with this process's environment; return its status, stdout and stderr.
+
+    It is no child of the process that asks, and runs on all CPUs.
+    """
+    job = {
+        "argv": [sys.executable, "-m", "numapin", *arguments],
+        "env": dict(os.environ),
+        "cpuset": None,
+        "refuse_policy": refuse_policy,
+    }
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.connect(str(REQUESTS))
+        agent.sendall(json.dumps(job).encode())
+        agent.shutdown(socket.SHUT_WR)
+        result: dict[str, Any] = json.loads(read_all(agent))
+    return result
+
+
+def answer(connection: socket.socket) -> NoReturn:
+    """Run one command that a probe asks for, and send its result."""
+    job = json.loads(read_all(connection))
+    folder = Path(tempfile.mkdtemp())
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        become(job, folder)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    output = {name: (folder / name).read_text(errors="replace") for name in ("stdout", "stderr")}
+    connection.sendall(json.dumps({"status": status, **output}).encode())
+    os._exit(0)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Return everything that the other end sends."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def become(job: dict[str, Any], folder: Path) -> NoReturn:
+    """Turn this fork into the job, inside its limits, with stdout and stderr in a folder."""
     os.setsid()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(SHARE / job["name"] / name, os.O_WRONLY | os.O_CREAT)
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, descriptor)
         os.close(file)
     if job["cpuset"] is not None:
@@ -102,14 +149,21 @@ def enter_cpuset(name: str, cpus: str, nodes: str) -> None:
             leave(1)
 
 
-def wait(pid: int, timeout_s: float) -> int:
-    """Return a child's exit status (negative: a signal), or TIMED_OUT after killing it and its session."""
+def wait(pid: int, timeout_s: float, requests: socket.socket) -> int:
+    """Return a child's exit status (negative: a signal), or TIMED_OUT after killing it and its session.
+
+    Requests of its processes are answered meanwhile.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
+        if select.select([requests], [], [], 0.05)[0]:
+            connection, _ = requests.accept()
+            if os.fork() == 0:
+                answer(connection)
+            connection.close()
     for end in (os.kill, os.killpg):  # it may not have its own session yet
         with suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.vm.agent import numapin
 from tests.vm.seam import address_of, numa, proc
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ MIB: Final = 1 << 20
 SIZES_MIB: Final = {"private": 64, "huge": 8, "mlocked": 8, "shared": 8, "placed": 8, "pinned": 4}
 BALANCING: Final = Path("/proc/sys/kernel/numa_balancing")
 OUT: Final = Path(os.environ["PROBE_OUT"])
-ATTACH: Final = (sys.executable, "-m", "numapin", "attach")
-REFUSE: Final = (sys.executable, str(Path(__file__).with_name("refuse_policy.py")))
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _URING_SETUP, _URING_REGISTER = 425, 427  # system calls, the same on all machines
 _MADV_HUGEPAGE: Final = 14
@@ -135,7 +134,7 @@ def _look_at_all() -> None:
         look("moved", "--migrate", "--strict")
     with _worker("computing") as look:
         _let_driver_see(look.pid)
-        look("refused", "--migrate", "--strict", before=REFUSE)
+        look("refused", "--migrate", "--strict", refuse_policy=True)
         look("computing")
     with _worker("part", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
         _enter_cpuset("attach-part", look.pid, cpus="0-5", nodes="0")
@@ -151,14 +150,13 @@ class _Look:
     def __init__(self, pid: int, told: dict[str, Any]) -> None:
         self.pid, self._told = pid, told
 
-    def __call__(self, name: str, *options: str, before: tuple[str, ...] = ()) -> None:
+    def __call__(self, name: str, *options: str, refuse_policy: bool = False) -> None:
         """Attach, and write NAME.json."""
-        command = (*before, *ATTACH, "--pid", str(self.pid), "--json", *options)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = numapin("attach", "--pid", str(self.pid), "--json", *options, refuse_policy=refuse_policy)
         found = {
-            "status": done.returncode,
-            "report": json.loads(done.stdout) if done.stdout else None,
-            "stderr": done.stderr,
+            "status": done["status"],
+            "report": json.loads(done["stdout"]) if done["stdout"] else None,
+            "stderr": done["stderr"],
             "cpus": {
                 pid: sorted({str(cpus) for cpus in proc.thread_cpus(pid)}) for pid in (self.pid, self._told["child"])
             },

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 HERE: Final = Path(__file__).resolve().parent
 MACHINES: Final = ("two_nodes", "two_nodes_again", "four_nodes", "memory_only")
-PRELOAD: Final = ("torch.distributed.run", "torch.distributed.launcher.api", "numapin.data.loader")
+NUMAPIN: Final = (
+    *("numapin.cli.main", "numapin.cli.run", "numapin.cli.verify", "numapin.cli.attach", "numapin.children.command"),
+    *("numapin.launch", "numapin.launcher.ranks", "numapin.topology.discover"),
+)
+TORCHRUN: Final = ("torch.distributed.run", "torch.distributed.launcher.api")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
@@ -66,7 +70,11 @@ def _booted(name: str, request: pytest.FixtureRequest) -> VmResult:
     jobs: list[Job] = [job for file in files for job in file.jobs(name, nvml)]
     jobs.sort(key=lambda job: job.spoils)
     share = request.getfixturevalue("tmp_path_factory").mktemp(name)
-    return boot(VmMachine.load(name), Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), share=share)
+    names = {job.name for job in jobs}
+    # Importing torch takes two thirds of a boot's time.
+    torch = ("numapin.data.loader",) if "load-ranks" in names else ()
+    preload = (*NUMAPIN, *torch, *(TORCHRUN if "torchrun" in names else ()))
+    return boot(VmMachine.load(name), Batch(jobs=jobs, libraries=nvml.parent, preload=preload), share=share)
 
 
 @pytest.fixture(scope="session")

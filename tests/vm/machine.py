@@ -311,9 +311,14 @@ def compare(file: str, name: str, found: object) -> None:
     assert found == recorded.get(name), f"{name} is not as in {path}"
 
 
+def results() -> str | None:
+    """Return the folder for docs/results, if NUMAPIN_RESULTS names one."""
+    return os.environ.get("NUMAPIN_RESULTS")
+
+
 def publish(name: str, content: str | Mapping[str, object]) -> None:
-    """Write a file for docs/results if NUMAPIN_RESULTS names a folder; JSON gets the versions that were used."""
-    folder = os.environ.get("NUMAPIN_RESULTS")
+    """Write a file if there is a folder for results; JSON gets the versions that were used."""
+    folder = results()
     if folder is None:
         return
     if not isinstance(content, str):

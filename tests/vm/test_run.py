@@ -1,7 +1,7 @@
 """`numapin run` on machines with several nodes: ranks, threads and pages are where the plan puts them.
 
 The tests check the kernel's reports that the probe collected in each rank; recorded/run.json has them. The local share
-of a rank's pages under plain torchrun is published but not asserted, because it is random.
+of a rank's pages under plain torchrun is random: it is only measured for docs/results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, compare, publish
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, compare, publish, results
 from tests.vm.seam import CpuSet
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
         ],
     }
     num_gpus = "4" if machine == "four-nodes" else "2"
-    torchrun = Job(name="torchrun", argv=[*TORCHRUN, num_gpus, PROBE])
-    return [_run("default", env=shown), torchrun, *of_each[machine]]
+    torchrun = [Job(name="torchrun", argv=[*TORCHRUN, num_gpus, PROBE])] if results() else []
+    return [_run("default", env=shown), *torchrun, *of_each[machine]]
 
 
 def _run(name: str, *options: str, probe: tuple[str, ...] = (), env: dict[str, str], **limits: Any) -> Job:
@@ -137,13 +137,12 @@ def test_interleaved_pages_are_spread_evenly(memory_only: VmResult) -> None:
 
 
 @pytest.mark.parametrize("machine", ["two_nodes", "four_nodes", "memory_only"])
-def test_local_share_with_and_without_numapin(request: pytest.FixtureRequest, machine: str) -> None:
-    """With numapin all pages are on the GPU's node; torchrun's share is only published."""
+def test_all_pages_are_on_the_gpus_node(request: pytest.FixtureRequest, machine: str) -> None:
+    """With numapin the local share is 1; it is published beside torchrun's."""
     result: VmResult = request.getfixturevalue(machine)
-    assert result.jobs["torchrun"].status == 0, result.jobs["torchrun"].shown()
     nodes = [int(rank["node"]) for rank, _ in _ranks(result.jobs["default"])]
     rows = []
-    for job in ("torchrun", "default"):
+    for job in [job for job in ("torchrun", "default") if job in result.jobs]:
         for rank, node in enumerate(nodes):
             found: Any = result.jobs[job].json(f"{rank}.json")
             pages = found["pages"]

@@ -13,17 +13,16 @@ import ctypes
 import json
 import mmap
 import os
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Final
 
+from tests.vm.agent import numapin
+
 REGION_BYTES: Final = 64 << 20
 OUT: Final = Path(os.environ["PROBE_OUT"])
-NUMAPIN: Final = (sys.executable, "-m", "numapin")
-VERIFY: Final = (*NUMAPIN, "verify")
 
 
 def main() -> None:
@@ -68,7 +67,7 @@ def _misbehave(thread: int) -> None:
     os.sched_setaffinity(0, {0})
     _look("squeezed")
     run = Path(os.environ["NUMAPIN_RUN_DIR"]).name
-    subprocess.run([*NUMAPIN, "attach", "--job", run, "--widen"], capture_output=True, check=True)
+    assert numapin("attach", "--job", run, "--widen")["status"] == 0
     _look("widened")
     _migrate(source=0, target=1)
     _look("pages")
@@ -84,11 +83,10 @@ def _migrate(*, source: int, target: int) -> None:
 
 
 def _look(name: str, *options: str) -> None:
-    table = subprocess.run([*VERIFY, *options], capture_output=True, text=True, check=False)
-    (OUT / f"{name}.txt").write_text(table.stdout)
-    done = subprocess.run([*VERIFY, "--json", *options], capture_output=True, text=True, check=False)
-    report = json.loads(done.stdout) if done.stdout else None
-    (OUT / f"{name}.json").write_text(json.dumps({"status": done.returncode, "report": report, "stderr": done.stderr}))
+    (OUT / f"{name}.txt").write_text(numapin("verify", *options)["stdout"])
+    done = numapin("verify", "--json", *options)
+    report = json.loads(done["stdout"]) if done["stdout"] else None
+    (OUT / f"{name}.json").write_text(json.dumps({**done, "report": report}))
 
 
 def _wait_for(name: str) -> None:
