@@ -8,7 +8,7 @@ Ways: `torch`, and `numapin`, which calls `numapin.pinned.serve_torch()` first. 
 - weights: `Tensor.pin_memory()` for the bfloat16 weights of two layers of three models;
 - ragged: 200 batches of 24 to 64 MB, four at a time;
 - fsdp2: five steps with `CPUOffloadPolicy()`; parameters and gradients are pinned on the host;
-- checkpoint: `async_save` with a `BlockingAsyncStager` that keeps its copy, twice, then `load`; all values are compared;
+- checkpoint: `async_save` twice, with a `BlockingAsyncStager` that keeps its copy, and `load`; all values are compared;
 - staging: the same with `DefaultStager`, which registers memory of its own.
 
 The ways must compute the same losses. Bytes are those of `torch.cuda.host_memory_stats` and `numapin.pinned.budget`.
