@@ -9,7 +9,7 @@ Ways: `torch`, and `numapin`, which calls `numapin.pinned.serve_torch()` first. 
 - ragged: 200 batches of 24 to 64 MB, four at a time;
 - fsdp2: five steps with `CPUOffloadPolicy()`; parameters and gradients are pinned on the host;
 - checkpoint: `async_save` twice, with a `BlockingAsyncStager` that keeps its copy, and `load`; all values are compared;
-- staging: the same with `DefaultStager`, which registers memory of its own.
+- staging: the same with a `DefaultStager` for each save, which registers memory of its own.
 
 The ways must compute the same losses. Bytes are those of `torch.cuda.host_memory_stats` and `numapin.pinned.budget`.
 """
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -134,11 +135,15 @@ def fsdp2() -> dict[str, Any]:
 
 
 def save(make_stager: Callable[[], Any], folder: Path) -> dict[str, float]:
-    """Save a layer's weights twice with one stager, and compare what was saved last."""
+    """Save a layer's weights twice, and compare what was saved last.
+
+    torch 2.11 closes a DefaultStager after each save, so `make_stager` is called again; a kept one is kept by it.
+    """
     layer = enumerate(shapes(*MODELS["Qwen2.5-7B"]))
     state = {f"{n}": torch.randn(shape, dtype=torch.bfloat16, device="cuda") for n, shape in layer}
-    stager, stage_s = make_stager(), []
+    stage_s = []
     for number in range(2):
+        stager = make_stager()
         for tensor in state.values():
             tensor.add_(number)
         began_s = time.perf_counter()
@@ -151,12 +156,14 @@ def save(make_stager: Callable[[], Any], folder: Path) -> dict[str, float]:
     load(read, checkpoint_id=folder / "1")
     assert all(torch.equal(read[name], state[name]) for name in state)
     stager.close()
+    blocking_stager.cache_clear()
     asked_mb = sum(tensor.nbytes for tensor in state.values()) / _MB
     return {"asked_mb": asked_mb, **figures, "first_s": stage_s[0], "second_s": stage_s[1]}
 
 
+@cache
 def blocking_stager() -> BlockingAsyncStager:
-    """Return the stager whose copies are made with `Tensor.pin_memory`."""
+    """Return the stager that keeps its copies, which are made with `Tensor.pin_memory`."""
     return BlockingAsyncStager(cache_staged_state_dict=True)
 
 

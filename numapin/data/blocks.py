@@ -53,7 +53,7 @@ class IdleBlocks:
     @property
     def num_bytes(self) -> int:
         """Return the size of all of them; for any thread."""
-        return sum(block.num_bytes for block in tuple(self._since_s))
+        return sum(block.num_bytes for block in self._since_s.copy())
 
     def add(self, block: Locked) -> bool:
         """Keep a block that nothing uses; return False if it must not be reused."""
@@ -97,7 +97,7 @@ class IdleBlocks:
             self._by_nodes[block.nodes or CpuSet()].remove(block)
 
     def _note_fork(self) -> None:
-        self.num_forks += 1
+        pass
 
     def _forget(self) -> None:
         """Unmap all in a child: otherwise what the parent gives back stays until the child ends."""

@@ -29,7 +29,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
         return []
     library = fake.build(REPOSITORY / ".cache" / "fake-cuda")
     probe = [sys.executable, "-m", "tests.vm.pinned_probe", library]
-    return [Job(name="pinned", argv=probe, env=gpus.shown(machine, nvml))]
+    return [Job(name="pinned", argv=probe, env=gpus.shown(machine, nvml), timeout_s=900)]
 
 
 def _seen(result: VmResult) -> dict[str, Any]:
