@@ -5,8 +5,8 @@
 
 Ways: `torch`, and `numapin`, which calls `numapin.pinned.serve_torch()` first. Every process does all of this:
 
-- weights: `Tensor.pin_memory()` for the bfloat16 weights of two layers of three models;
-- ragged: 200 batches of 24 to 64 MB, four at a time;
+- weights: `Tensor.pin_memory()` for the bfloat16 weights of a layer of three models;
+- ragged: 100 batches of 24 to 64 MB, four at a time;
 - fsdp2: five steps with `CPUOffloadPolicy()`; parameters and gradients are pinned on the host;
 - checkpoint: `async_save` twice, with a `BlockingAsyncStager` that keeps its copy, and `load`; all values are compared;
 - staging: the same with a `DefaultStager` for each save, which registers memory of its own.
@@ -71,8 +71,8 @@ def give_back() -> None:
 
 
 def weights(name: str) -> dict[str, float]:
-    """Pin two layers' weights."""
-    tensors = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes(*MODELS[name]) * 2]
+    """Pin a layer's weights."""
+    tensors = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes(*MODELS[name])]
     began_s = time.perf_counter()
     kept = [tensor.pin_memory() for tensor in tensors]
     took_s = time.perf_counter() - began_s
@@ -85,7 +85,7 @@ def ragged() -> dict[str, float]:
     sizes, source = random.Random(0), torch.zeros(64_000_000, dtype=torch.uint8)  # noqa: S311
     kept: list[torch.Tensor] = []
     began_s = time.perf_counter()
-    for _ in range(200):
+    for _ in range(100):
         kept = [*kept[-3:], source[: sizes.randrange(24_000_000, 64_000_000)].pin_memory()]
         kept[-1].to("cuda", non_blocking=True)
     torch.cuda.synchronize()
@@ -210,6 +210,7 @@ def main() -> None:
             command = [sys.executable, "-m", "bench.pinned_pool", "--measure", way]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             runs[way].append(json.loads(done.stdout.splitlines()[-1]))
+            sys.stderr.write(f"{way}: {json.dumps(runs[way][-1])}\n")
     assert len({json.dumps(run["fsdp2"].pop("losses")) for way in WAYS for run in runs[way]}) == 1
     machine = read_machine()
     lines = [f"{machine.num_cpus} CPUs, {machine.gpus}, driver {machine.driver}, {machine.versions}"]
