@@ -1,8 +1,8 @@
 """Page-locked memory on a chosen NUMA node, for user code.
 
-Making it takes 0.2 to 0.5 s per GB. So memory that is freed stays page-locked, and serves a later `empty` of its node, in
-any thread, if it is at most an eighth larger. It goes back to the system after five idle minutes, as far as new memory
-would exceed the `budget` beside it, and with `trim`. The batches of a DataLoader use the loader's slots instead.
+Making it takes 0.2 to 0.5 s per GB. So memory that is freed stays page-locked, and serves a later `empty` of its node,
+in any thread, if it is at most an eighth larger. It goes back to the system after five idle minutes, as far as new
+memory would exceed the `budget` beside it, and with `trim`. The batches of a DataLoader use the loader's slots instead.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class IdleBlocks:
             self._by_nodes[block.nodes or CpuSet()].remove(block)
 
     def _note_fork(self) -> None:
-        pass
+        self.num_forks += 1
 
     def _forget(self) -> None:
         """Unmap all in a child: otherwise what the parent gives back stays until the child ends."""

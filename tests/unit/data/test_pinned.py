@@ -330,6 +330,7 @@ class TestReuse:
         idle, tensor = freed(3 * PAGE), pinned.empty(PAGE, torch.uint8).fill_(5)
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:
+            os.close(writer)  # if this test fails, the read ends with the parent
             os.read(reader, 1)
             is_mapped = any(line.startswith(f"{idle:x}-") for line in Path("/proc/self/maps").read_text().splitlines())
             os._exit(0 if int(tensor.sum()) == 5 * PAGE and not is_mapped else 1)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.cuda._pin_memory_utils as torchs_registration
 import torch.distributed as dist
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+
+torchs_registration: Any = pytest.importorskip("torch.cuda._pin_memory_utils")
 
 
 @pytest.fixture
