@@ -18,7 +18,7 @@ from functools import cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from numapin.base.text import printable
 from numapin.data.arguments import sizes_of
@@ -117,8 +117,10 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
         watch_captures()
         ours, size, shortfalls = reclaimer(cuda), whole_pages(num_bytes), ()
         locked = ours.take(home.nodes, size)
-        if locked is None:
-            _make_room(ours, size, home)
+        if locked is None and ours.idle.num_bytes:  # beside them, the new memory may be too much
+            room = read_room(_LIVE, nodes=home.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
+            if room is not None and size > room:
+                ours.trim(size - room)
         while locked is None:
             try:
                 locked, shortfalls = _lock(ours, cuda, size, home, device)
@@ -131,14 +133,6 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
     for shortfall in shortfalls:
         warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=2)
     return torch.frombuffer(view, dtype=torch.uint8).view(dtype).view(sizes)
-
-
-def _make_room(ours: Reclaimer, num_bytes: int, home: Locality) -> None:
-    """Release idle blocks as far as a new one would exceed the budget beside them."""
-    if ours.idle.num_bytes:
-        room = read_room(_LIVE, nodes=home.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
-        if room is not None and num_bytes > room:
-            ours.trim(num_bytes - room)
 
 
 def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device: int) -> tuple[Locked, tuple[str, ...]]:
@@ -168,17 +162,16 @@ def _map(num_bytes: int, home: Locality) -> tuple[mmap.mmap, Placement]:
     try:
         # The mapping is shared: otherwise a write after a fork would move a page away from under the device.
         memory = mmap.mmap(-1, num_bytes)
-        placement = place(
-            address_of(memory),
-            num_bytes,
-            nodes=home.nodes,
-            cpus=home.cpus,
-            num_machine_nodes=home.num_machine_nodes,
-            within=home.within,
-        )
+        return memory, _place(address_of(memory), num_bytes, home)
     except (OSError, OverflowError) as error:
         raise NumapinError(f"{num_bytes} bytes could not be allocated: {error}", _SEE_BUDGET) from None
-    return memory, placement
+
+
+def _place(address: int, num_bytes: int, home: Locality) -> Placement:
+    nodes, num_machine_nodes = home.nodes, home.num_machine_nodes
+    return place(
+        address, num_bytes, nodes=nodes, cpus=home.cpus, num_machine_nodes=num_machine_nodes, within=home.within
+    )
 
 
 def pin(obj: T, *, node: int | None = None) -> T:
@@ -211,27 +204,24 @@ def pin(obj: T, *, node: int | None = None) -> T:
     from numapin.data.casting import rebuild
 
     def pin_one(value: Any) -> object:  # noqa: ANN401 - a tensor, or any object that torch would pin
-        return _pinned_copy(value, node) if _is_plain(value) else value.pin_memory()
+        copy = _pinned_copy(value, node)
+        return value.pin_memory() if copy is None else copy
 
     return cast("T", rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory")))
 
 
-def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
+def _pinned_copy(value: object, node: int | None) -> torch.Tensor | None:
+    """Return a plain tensor's copy, or the tensor itself if it is pinned; None for anything else."""
     import torch
 
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
-        return False
-    return not (value.is_quantized or value.requires_grad)
-
-
-def _pinned_copy(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
-    """Return a plain tensor's copy, or the tensor itself if it is pinned."""
-    import torch
-
-    if tensor.is_pinned():
-        return tensor
-    strides = torch.empty_like(tensor, device="meta").stride()  # dense and in the same order, as in torch
-    return empty(tensor.numel(), tensor.dtype, node=node).as_strided(tensor.shape, strides).copy_(tensor)
+        return None
+    if value.is_quantized or value.requires_grad:
+        return None
+    if value.is_pinned():
+        return value
+    strides = torch.empty_like(value, device="meta").stride()  # dense and in the same order, as in torch
+    return empty(value.numel(), value.dtype, node=node).as_strided(value.shape, strides).copy_(value)
 
 
 def serve_torch() -> ExitStack:
@@ -264,14 +254,15 @@ def serve_torch() -> ExitStack:
         return serving
 
     def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:  # noqa: ANN401 - as torch types it
-        has_device = device is not None
-        is_for_cuda = torch.cuda.is_available() and (not has_device or torch.device(device).type == "cuda")
-        if not is_for_cuda or not _is_plain(tensor) or tensor.numel() == 0:
-            return torchs(tensor, device) if has_device else torchs(tensor)
-        if driver() is None:
-            warnings.warn("numapin.pinned: libcuda.so.1 cannot be used: torch pins", RuntimeWarning, stacklevel=2)
-            return torchs(tensor)
-        return _pinned_copy(tensor, None)
+        copy, is_for_cuda = None, device is None or torch.device(device).type == "cuda"
+        if is_for_cuda and torch.cuda.is_available() and tensor.numel():
+            if driver() is None:
+                warnings.warn("numapin.pinned: libcuda.so.1 cannot be used: torch pins", RuntimeWarning, stacklevel=2)
+            else:
+                copy = _pinned_copy(tensor, None)
+        if copy is None:
+            return torchs(tensor) if device is None else torchs(tensor, device)
+        return copy
 
     _replace(torch.Tensor, "pin_memory", pin_memory, serving)
     _place_staged(serving)
@@ -284,13 +275,13 @@ def _place_staged(serving: ExitStack) -> None:
 
     name = "torch.cuda._pin_memory_utils"
     try:
-        place_of_name = import_module(name)
-        register = place_of_name.pin_memory
+        module = import_module(name)
+        register = module.pin_memory
         is_known = list(signature(register).parameters) == ["data_ptr", "size"]
-    except (ImportError, AttributeError, ValueError):
+    except (ImportError, AttributeError):
         is_known = False
     if not is_known:
-        problem = f"this torch ({torch.__version__}) has no {name}.pin_memory(data_ptr, size)"
+        problem = f"torch {torch.__version__} has no {name}.pin_memory(data_ptr, size)"
         problem = f"numapin.pinned: {problem}: what DefaultStager pins stays where torch puts it"
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
         return
@@ -298,29 +289,23 @@ def _place_staged(serving: ExitStack) -> None:
     def pin_memory(data_ptr: int, size: int) -> None:
         home = _home(None, torch.cuda.current_device())
         if size >= _OF_ITS_OWN and home.nodes and home.num_machine_nodes > 1:
-            for shortfall in _bring(data_ptr, size, home):
-                warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=2)
+            first = whole_pages(data_ptr)
+            _bring(first, (data_ptr + size) // mmap.PAGESIZE * mmap.PAGESIZE - first, home)
         register(data_ptr, size)
 
-    _replace(place_of_name, "pin_memory", pin_memory, serving)
+    _replace(module, "pin_memory", pin_memory, serving)
 
 
-def _bring(address: int, num_bytes: int, home: Locality) -> tuple[str, ...]:
-    """Have the whole pages of a range on the home's nodes; its contents may be zeroed. Return what did not succeed.
-
-    malloc may have used the pages before.
-    """
-    first = whole_pages(address)
-    size = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
-    nodes, num_machine_nodes = home.nodes, home.num_machine_nodes
-    shortfalls = place(
-        first, size, nodes=nodes, cpus=home.cpus, num_machine_nodes=num_machine_nodes, within=home.within
-    ).shortfalls
+def _bring(address: int, num_bytes: int, home: Locality) -> None:
+    """Have pages on the home's nodes, also if malloc has used them before; their contents may be zeroed."""
+    shortfalls = _place(address, num_bytes, home).shortfalls
     if shortfalls:
         with suppress(OSError):  # reported as pages that are elsewhere
-            move_pages(os.getpid(), range(first, first + size, mmap.PAGESIZE), min(nodes), within=nodes)
-        shortfalls = check(first, size, nodes=nodes, num_machine_nodes=num_machine_nodes).shortfalls
-    return shortfalls
+            addresses = range(address, address + num_bytes, mmap.PAGESIZE)
+            move_pages(os.getpid(), addresses, min(home.nodes), within=home.nodes)
+        found = check(address, num_bytes, nodes=home.nodes, num_machine_nodes=home.num_machine_nodes)
+        for shortfall in found.shortfalls:
+            warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
 
 
 def _replace(owner: object, name: str, value: object, serving: ExitStack) -> None:

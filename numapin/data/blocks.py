@@ -5,6 +5,7 @@ torch's cache rounds a block up to a power of two, does not know nodes, and keep
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
@@ -16,7 +17,8 @@ from typing import Final
 from numapin.base.cpu_set import CpuSet
 
 _SPARE: Final = 8  # a block may be larger than what is asked for by one part in this many
-_IDLE_S: Final = 300.0  # registering 10 GB again after that takes 1 % of the time, at most
+IDLE_S: Final = 300.0
+"""The longest that a block waits for reuse: registering 10 GB again after that takes 1 % of the time, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,28 +75,18 @@ class IdleBlocks:
         del self._since_s[block]
         return replace(block, num_forks=self.num_forks)
 
-    def drop(self, num_bytes: float) -> list[Locked]:
-        """Remove and return blocks of at least this many bytes together, if there are as many: the longest idle."""
+    def drop(self, *, num_bytes: float = math.inf, since_s: float = math.inf) -> list[Locked]:
+        """Remove and return the blocks that are idle since this time, but no more than it takes to have this much."""
         dropped: list[Locked] = []
-        for block in self._since_s:
-            if num_bytes <= 0:
+        for block, block_since_s in self._since_s.items():
+            if num_bytes <= 0 or block_since_s > since_s:
                 break
             num_bytes -= block.num_bytes
             dropped.append(block)
-        self._remove(dropped)
-        return dropped
-
-    def drop_old(self) -> list[Locked]:
-        """Remove and return the blocks that have been idle for five minutes."""
-        until_s = time.monotonic() - _IDLE_S
-        old = [block for block, since_s in self._since_s.items() if since_s <= until_s]
-        self._remove(old)
-        return old
-
-    def _remove(self, blocks: list[Locked]) -> None:
-        for block in blocks:
+        for block in dropped:
             del self._since_s[block]
             self._by_nodes[block.nodes or CpuSet()].remove(block)
+        return dropped
 
     def _note_fork(self) -> None:
         self.num_forks += 1

@@ -14,11 +14,11 @@ from collections import deque
 from contextlib import suppress
 from functools import cache, partial
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.formats import gib
-from numapin.data.blocks import IdleBlocks
+from numapin.data.blocks import IDLE_S, IdleBlocks
 from numapin.errors import NumapinError
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from numapin.data.slots import Slot
 
 _LONGEST_PAUSE_S: Final = 1.0
-_LOOK_EVERY_S: Final = 60.0  # between two looks for blocks that have been idle for long
 _ENDS_S: Final = 2.0
 _LONGEST_REST_S: Final = 0.05
 _REST: Final = 0.1  # of the time that a slot took
+_making: Final[dict[int, RLock]] = {}  # by process: a forked child may inherit a held one
 _AT_ONCE: Final = 2  # slots of one pool; the workers need the others
 
 
@@ -83,7 +83,6 @@ class Reclaimer:
         self._quarantine: Quarantine[Locked] = Quarantine(lambda: driver)
         self.idle = IdleBlocks()
         self._passed: list[Locked] = []  # to be released
-        self._looked_s = time.monotonic()
         Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
 
     def add(self, locked: Locked) -> None:
@@ -105,9 +104,7 @@ class Reclaimer:
                     self._quarantine.admit(self._dead.get_nowait())
             with suppress(CudaRefused):
                 self._passed += [locked for locked in self._quarantine.passed() if not self.idle.add(locked)]
-                if time.monotonic() >= self._looked_s + _LOOK_EVERY_S:
-                    self._looked_s = time.monotonic()
-                    self._passed += self.idle.drop_old()
+                self._passed += self.idle.drop(since_s=time.monotonic() - IDLE_S)
                 self._release_passed()
             return bool(self._passed or self._quarantine.is_in_use)
 
@@ -122,7 +119,7 @@ class Reclaimer:
         self.release_unused()
         with self._lock as may_work:
             num_passed = len(self._passed)
-            self._passed += self.idle.drop(num_bytes) if may_work else ()
+            self._passed += self.idle.drop(num_bytes=num_bytes) if may_work else ()
             num_dropped_bytes = sum(locked.num_bytes for locked in self._passed[num_passed:])
             with suppress(CudaRefused):
                 self._release_passed()
@@ -145,12 +142,13 @@ class Reclaimer:
             if self.release_unused():
                 pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S)
             else:
-                pause_s = _LOOK_EVERY_S if self.idle.num_bytes else None
+                pause_s = IDLE_S / 5 if self.idle.num_bytes else None
 
 
 def reclaimer(driver: Driver) -> Reclaimer:
     """Return this process's reclaimer."""
-    return _reclaimer_of(driver, os.getpid())
+    with _making.setdefault(os.getpid(), RLock()):  # threads that come at once get the same one, also in a finalizer
+        return _reclaimer_of(driver, os.getpid())
 
 
 @cache

@@ -77,7 +77,7 @@ def hand_over(gpu: int, own: Callable[..., Any], other: Callable[..., Any]) -> d
     other(lambda: free(held))
     others = other(take)
     again = other(lambda: take(gpu))
-    seen = {"first": first, "others": pages(others), "asked": pages(again)}
+    seen: dict[str, Any] = {"first": first, "others": pages(others), "asked": pages(again)}
     seen["is_same"] = [others.data_ptr() == address, again.data_ptr() == address]
     held = [again]
     del again

@@ -28,7 +28,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
     if machine != "two-nodes-again":
         return []
     library = fake.build(REPOSITORY / ".cache" / "fake-cuda")
-    probe = [sys.executable, "-m", "tests.vm.pinned_probe", library]
+    probe = (sys.executable, "-m", "tests.vm.pinned_probe", str(library))
     return [Job(name="pinned", argv=probe, env=gpus.shown(machine, nvml), timeout_s=900)]
 
 

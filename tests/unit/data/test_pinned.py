@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
 from numapin import pinned
 from numapin.errors import MachineError, NumapinError, UsageError
 from tests.needs import TORCH_VERSION
-from tests.unit.data.seam import PINNED, CpuSet, Locality, LockRoom, Placement, blocks, cuda, pinning, reclaimer
+from tests.unit.data.seam import PINNED, CpuSet, Locality, LockRoom, Placement, cuda, pinning, reclaimer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -219,6 +220,11 @@ class TestLocked:
         assert (gpu.registered_bytes(), int(tensor.sum())) == (PAGE, 500)
 
 
+def has_idle(num_bytes: int) -> bool:
+    """Return whether this much waits for reuse."""
+    return num_idle_bytes() == num_bytes
+
+
 def freed(num_bytes: int, **options: Any) -> int:
     """Allocate pinned memory, free it, wait until it is idle, and return its address."""
     before = num_idle_bytes()
@@ -250,7 +256,7 @@ class TestReuse:
         addresses = [tensor.data_ptr() for tensor in kept]
         for num_idle in (18, 35, 52):
             del kept[0]
-            assert wait_until(lambda most=num_idle: num_idle_bytes() == most * PAGE, limit_s=10)
+            assert wait_until(partial(has_idle, num_idle * PAGE), limit_s=10)
         assert [pinned.empty(17 * PAGE, torch.uint8).data_ptr()] == addresses[2:]
 
     def test_any_thread_gets_it(self, gpu: FakeCuda) -> None:
@@ -305,8 +311,7 @@ class TestReuse:
 
     def test_it_goes_back_after_a_while(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """Our thread releases what has been idle for long, without a call, and not what was idle for a short time."""
-        monkeypatch.setattr(pinning, "_LOOK_EVERY_S", 0.05)
-        monkeypatch.setattr(blocks, "_IDLE_S", 1.0)
+        monkeypatch.setattr(pinning, "IDLE_S", 1.0)
         began_s = time.monotonic()
         freed(PAGE)
         time.sleep(0.2)

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_loader
 
 from numapin import pinned
-from tests.unit.data.seam import CpuSet, Locality
+from tests.unit.data.seam import CpuSet, Locality, placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,8 @@ class TestPinMemory:
 @pytest.fixture
 def group() -> Iterator[None]:
     """Make a process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    untyped: Any = dist
+    untyped.init_process_group("gloo", store=untyped.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -114,7 +116,7 @@ def group() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:.*requires_grad.*:UserWarning")
 def test_fsdp2_offload(gpu: FakeCuda) -> None:
     """Every parameter is in our memory, before and after steps, and the losses are those without offload."""
-    mesh = dist.init_device_mesh("cpu", (1,))
+    mesh = init_device_mesh("cpu", (1,))
 
     def losses(**options: Any) -> list[float]:
         torch.manual_seed(0)
@@ -177,7 +179,7 @@ class TestStaging:
     @pytest.mark.parametrize("share_memory", [True, False])
     def test_it_is_placed_first(self, monkeypatch: pytest.MonkeyPatch, *, share_memory: bool) -> None:
         """Whole pages of large storages are placed on the node before they are registered, of small ones none."""
-        runtime, placed, place = Runtime(), [], pinned.place
+        runtime, placed, place = Runtime(), [], placement.place
         home = Locality(nodes=CpuSet({0}), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason="")
 
         def noted(address: int, num_bytes: int, **options: Any) -> Any:
