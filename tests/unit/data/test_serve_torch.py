@@ -227,7 +227,8 @@ class TestStaging:
             staged = StateDictStager(pin_memory=True).stage({"large": torch.ones(100_000)})
         assert list(runtime.registered) == [staged["large"].data_ptr()]
         (((pid, addresses, node), within),) = moved
-        assert (pid, len(addresses), node, within) == (os.getpid(), 97, 1, {1})
+        assert (pid, node, within) == (os.getpid(), 1, {1})
+        assert len(addresses) in {400_000 // PAGE - 1, 400_000 // PAGE}  # whole pages
 
     @pytest.mark.parametrize("change", ["other parameters", "gone"])
     def test_a_torch_that_we_do_not_know(self, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
