@@ -1,7 +1,8 @@
 """Page-locked memory on a chosen NUMA node, for user code.
 
-It is meant for long-lived buffers: each `empty` maps, faults in and registers separate memory (0.2 to 0.5 s per GB),
-rounded up to pages. The batches of a DataLoader use the loader's slots instead.
+Making it takes 0.2 to 0.5 s per GB. So memory that is freed stays page-locked, and serves a later `empty` of its node,
+in any thread, if it is at most an eighth larger. It goes back to the system after five idle minutes, as far as new
+memory would exceed the `budget` beside it, and with `trim`. The batches of a DataLoader use the loader's slots instead.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ import mmap
 import os
 import warnings
 import weakref
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from numapin.base.text import printable
 from numapin.data.arguments import sizes_of
+from numapin.data.blocks import Locked, whole_pages
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.pinning import Locked, reclaimer
+from numapin.data.pinning import reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, driver
-from numapin.system.pages import PINNED, find_pages, place
+from numapin.system.memory import address_of
+from numapin.system.pages import PINNED, check, find_pages, move_pages, place
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
@@ -31,9 +37,14 @@ if TYPE_CHECKING:
 
     import torch
 
+    from numapin.data.pinning import Reclaimer
+    from numapin.system.cuda import Driver
+    from numapin.system.pages import Placement
+
 T = TypeVar("T")
 
 _LIVE: Final = Path("/")
+_OF_ITS_OWN: Final = 128 << 10  # bytes from which on malloc maps memory; the pages of less may be others', too
 _SEE_BUDGET: Final = "see what may be locked here: numapin.pinned.budget()"
 
 
@@ -44,6 +55,7 @@ class Budget:
     Attributes:
         limit_bytes: The bytes that may be pinned in addition to those pinned now. None: the machine shows no limit.
         pinned_bytes: The bytes that numapin has pinned in this process.
+        idle_bytes: Those of them that wait for reuse: see `trim`.
         torch_pinned_bytes: The bytes that torch's own allocator has pinned, cached blocks included. None: this torch
             does not report it.
         reason: Where the limit comes from.
@@ -51,6 +63,7 @@ class Budget:
 
     limit_bytes: int | None
     pinned_bytes: int
+    idle_bytes: int
     torch_pinned_bytes: int | None
     reason: str
 
@@ -58,8 +71,9 @@ class Budget:
 def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node: int | None = None) -> torch.Tensor:
     """Return an uninitialized CPU tensor whose memory is on a chosen node and, if CUDA is available, pinned.
 
-    The memory lives as long as any tensor, view or numpy array that uses it, and until no device can be reading it.
-    Forked children share it. A RuntimeWarning is issued if the kernel puts pages elsewhere.
+    The memory is in use as long as any tensor, view or numpy array refers to it, and until no device can be reading it.
+    Then it waits for reuse: see the head of this module. Forked children share it, and what is in use during a fork is
+    never reused. A RuntimeWarning is issued if the kernel puts pages elsewhere.
 
     Args:
         shape: A size, or several.
@@ -93,40 +107,71 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
     home = _home(node, device)
     if num_bytes == 0:
         return torch.empty(sizes, dtype=dtype, device="cpu")
-    cuda = None
-    if device is not None:
+    if device is None:
+        memory, placement = _map(num_bytes, home)
+        view, shortfalls = memoryview(memory), placement.shortfalls
+    else:
         cuda = driver()
         if cuda is None:
             raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
         watch_captures()
-        reclaimer(cuda).release_unused()
+        ours, size, shortfalls = reclaimer(cuda), whole_pages(num_bytes), ()
+        locked = ours.take(home.nodes, size)
+        if locked is None and ours.idle.num_bytes:  # beside them, the new memory may be too much
+            room = read_room(_LIVE, nodes=home.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
+            if room is not None and size > room:
+                ours.trim(size - room)
+        while locked is None:
+            try:
+                locked, shortfalls = _lock(ours, cuda, size, home, device)
+            except NumapinError:  # perhaps there is enough without the blocks that wait
+                if not ours.trim():
+                    raise
+        view = memoryview(cast("mmap.mmap", locked.memory))[:num_bytes]
+        # When nothing refers to the view any more; at exit the driver releases everything.
+        weakref.finalize(view, ours.add, locked).atexit = False
+    for shortfall in shortfalls:
+        warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=2)
+    return torch.frombuffer(view, dtype=torch.uint8).view(dtype).view(sizes)
+
+
+def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device: int) -> tuple[Locked, tuple[str, ...]]:
+    """Return a new block, and what was not done as asked."""
+    num_forks = ours.idle.num_forks
+    memory, placement = _map(num_bytes, home)
+    address = address_of(memory)
+    try:
+        cuda.register(device, address, num_bytes)
+    except CudaRefused as error:
+        raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
+    PINNED.add(num_bytes)
+    is_elsewhere = bool(home.nodes and placement.pages) and not home.nodes.issuperset(placement.pages or ())
+    locked = Locked(
+        memory=memory,
+        address=address,
+        num_bytes=num_bytes,
+        device=device,
+        nodes=None if is_elsewhere else home.nodes,  # once it is freed, a new block may get the right node
+        num_forks=num_forks,
+    )
+    return locked, placement.shortfalls
+
+
+def _map(num_bytes: int, home: Locality) -> tuple[mmap.mmap, Placement]:
+    """Return new memory with all its pages, and where they are."""
     try:
         # The mapping is shared: otherwise a write after a fork would move a page away from under the device.
-        view = memoryview(mmap.mmap(-1, num_bytes))
-        flat = torch.frombuffer(view, dtype=torch.uint8)
-        placement = place(
-            flat.data_ptr(),
-            num_bytes,
-            nodes=home.nodes,
-            cpus=home.cpus,
-            num_machine_nodes=home.num_machine_nodes,
-            within=home.within,
-        )
+        memory = mmap.mmap(-1, num_bytes)
+        return memory, _place(address_of(memory), num_bytes, home)
     except (OSError, OverflowError) as error:
         raise NumapinError(f"{num_bytes} bytes could not be allocated: {error}", _SEE_BUDGET) from None
-    for shortfall in placement.shortfalls:
-        warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=2)
-    if cuda is not None and device is not None:
-        address = flat.data_ptr()
-        try:
-            cuda.register(device, address, num_bytes)
-        except CudaRefused as error:
-            raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
-        PINNED.add(num_bytes)
-        locked = Locked(memory=view.obj, address=address, num_bytes=num_bytes, device=device)
-        # When nothing refers to the view any more; at exit the driver releases everything.
-        weakref.finalize(view, reclaimer(cuda).add, locked).atexit = False
-    return flat.view(dtype).view(sizes)
+
+
+def _place(address: int, num_bytes: int, home: Locality) -> Placement:
+    nodes, num_machine_nodes = home.nodes, home.num_machine_nodes
+    return place(
+        address, num_bytes, nodes=nodes, cpus=home.cpus, num_machine_nodes=num_machine_nodes, within=home.within
+    )
 
 
 def pin(obj: T, *, node: int | None = None) -> T:
@@ -156,20 +201,120 @@ def pin(obj: T, *, node: int | None = None) -> T:
         batch = pinned.pin({"images": torch.ones(4), "labels": [torch.zeros(2)]})
         ```
     """
-    import torch
-
     from numapin.data.casting import rebuild
 
     def pin_one(value: Any) -> object:  # noqa: ANN401 - a tensor, or any object that torch would pin
-        is_plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
-        if not is_plain or value.is_quantized or value.requires_grad:
-            return value.pin_memory()
-        if value.is_pinned():
-            return value
-        strides = torch.empty_like(value, device="meta").stride()  # dense and in the same order, as in torch
-        return empty(value.numel(), value.dtype, node=node).as_strided(value.shape, strides).copy_(value)
+        copy = _pinned_copy(value, node)
+        return value.pin_memory() if copy is None else copy
 
     return cast("T", rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory")))
+
+
+def _pinned_copy(value: object, node: int | None) -> torch.Tensor | None:
+    """Return a plain tensor's copy, or the tensor itself if it is pinned; None for anything else."""
+    import torch
+
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
+        return None
+    if value.is_quantized or value.requires_grad:
+        return None
+    if value.is_pinned():
+        return value
+    strides = torch.empty_like(value, device="meta").stride()  # dense and in the same order, as in torch
+    return empty(value.numel(), value.dtype, node=node).as_strided(value.shape, strides).copy_(value)
+
+
+def serve_torch() -> ExitStack:
+    """Let torch's own code pin memory of `empty` from now on, on the node of the rank or of the current GPU.
+
+    - `Tensor.pin_memory` of plain dense CPU memory returns such memory. FSDP2's `CPUOffloadPolicy()` pins parameters
+      with it, torch.distributed.checkpoint the copies of a `BlockingAsyncStager` (also as a `FileSystemWriter`) with
+      `cache_staged_state_dict=True`, and torch's DataLoader its batches.
+    - The copies that torch.distributed.checkpoint's `DefaultStager` makes and registers itself, of 128 KiB and more,
+      are placed on the node first.
+
+    torch still uses its own cache for `torch.empty(pin_memory=True)`, and for copies to the host with
+    `non_blocking=True`, such as FSDP2's gradients. A RuntimeWarning names what this torch does not support. While it is
+    in effect, a second call changes nothing.
+
+    Returns:
+        The end of it: `.close()`, or the end of a `with` block. Memory that is in use stays as it is.
+
+    Example:
+        ```python
+        from numapin import pinned
+
+        pinned.serve_torch()  # before fully_shard(model, offload_policy=CPUOffloadPolicy())
+        ```
+    """
+    import torch
+
+    serving, torchs = ExitStack(), torch.Tensor.pin_memory
+    if getattr(torchs, "__module__", None) == __name__:
+        return serving
+
+    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:  # noqa: ANN401 - as torch types it
+        copy, is_for_cuda = None, device is None or torch.device(device).type == "cuda"
+        if is_for_cuda and torch.cuda.is_available() and tensor.numel():
+            if driver() is None:
+                warnings.warn("numapin.pinned: libcuda.so.1 cannot be used: torch pins", RuntimeWarning, stacklevel=2)
+            else:
+                copy = _pinned_copy(tensor, None)
+        if copy is None:
+            return torchs(tensor) if device is None else torchs(tensor, device)
+        return copy
+
+    _replace(torch.Tensor, "pin_memory", pin_memory, serving)
+    _place_staged(serving)
+    return serving
+
+
+def _place_staged(serving: ExitStack) -> None:
+    """Place what torch.distributed.checkpoint is about to register with CUDA: see torch/cuda/_pin_memory_utils.py."""
+    import torch
+
+    name = "torch.cuda._pin_memory_utils"
+    try:
+        module = import_module(name)
+        register = module.pin_memory
+        is_known = list(signature(register).parameters) == ["data_ptr", "size"]
+    except (ImportError, AttributeError):
+        is_known = False
+    if not is_known:
+        problem = f"torch {torch.__version__} has no {name}.pin_memory(data_ptr, size)"
+        problem = f"numapin.pinned: {problem}: what DefaultStager pins stays where torch puts it"
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+        return
+
+    def pin_memory(data_ptr: int, size: int) -> None:
+        home = _home(None, torch.cuda.current_device())
+        if size >= _OF_ITS_OWN and home.nodes and home.num_machine_nodes > 1:
+            first = whole_pages(data_ptr)
+            _bring(first, (data_ptr + size) // mmap.PAGESIZE * mmap.PAGESIZE - first, home)
+        register(data_ptr, size)
+
+    _replace(module, "pin_memory", pin_memory, serving)
+
+
+def _bring(address: int, num_bytes: int, home: Locality) -> None:
+    """Have pages on the home's nodes, also if malloc has used them before; their contents may be zeroed."""
+    shortfalls = _place(address, num_bytes, home).shortfalls
+    if shortfalls:
+        with suppress(OSError):  # reported as pages that are elsewhere
+            addresses = range(address, address + num_bytes, mmap.PAGESIZE)
+            move_pages(os.getpid(), addresses, min(home.nodes), within=home.nodes)
+        found = check(address, num_bytes, nodes=home.nodes, num_machine_nodes=home.num_machine_nodes)
+        for shortfall in found.shortfalls:
+            warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
+
+
+def _replace(owner: object, name: str, value: object, serving: ExitStack) -> None:
+    """Set an attribute until the end."""
+    if name in vars(owner):
+        serving.callback(setattr, owner, name, getattr(owner, name))
+    else:
+        serving.callback(delattr, owner, name)
+    setattr(owner, name, value)
 
 
 def where(tensor: torch.Tensor) -> dict[int | None, int]:
@@ -246,7 +391,35 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
     torchs = None if read_stats is None else read_stats()  # empty before CUDA is initialized: nothing is locked then
     if torchs is not None:  # torch 2.13 renamed the counter
         torchs = int(torchs.get("reserved_bytes.current", torchs.get("allocated_bytes.current", 0)))
-    return Budget(limit_bytes=room.num_bytes, pinned_bytes=PINNED.total, torch_pinned_bytes=torchs, reason=room.reason)
+    cuda = driver() if device is not None else None
+    return Budget(
+        limit_bytes=room.num_bytes,
+        pinned_bytes=PINNED.total,
+        idle_bytes=0 if cuda is None else reclaimer(cuda).idle.num_bytes,
+        torch_pinned_bytes=torchs,
+        reason=room.reason,
+    )
+
+
+def trim() -> int:
+    """Release the pinned memory that waits for reuse.
+
+    Memory that a device may still be reading is not released yet.
+
+    Returns:
+        The number of bytes.
+
+    Example:
+        ```python
+        from numapin import pinned
+
+        pinned.trim()
+        ```
+    """
+    import torch
+
+    cuda = driver() if torch.cuda.is_initialized() else None
+    return 0 if cuda is None else reclaimer(cuda).trim()
 
 
 @cache

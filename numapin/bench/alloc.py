@@ -32,10 +32,11 @@ PEERS: Final = {
     "pin-cold": "tensor.pin_memory(), which copies, with an empty pool",
     "pin-pool": "the same, from the pool",
     "registered": "ordinary memory, page-locked afterwards",
-    "numapin": "numapin.pinned.empty",
+    "numapin": "numapin.pinned.empty, with nothing to reuse",
+    "numapin-pool": "the same, of memory that was freed",
 }
 _WITHOUT_GPU: Final = ("pageable", "fresh")
-_PATIENCE_S: Final = 5.0  # for the thread that unlocks freed memory
+_PATIENCE_S: Final = 5.0  # for memory that is freed to be there again
 
 
 def alloc_benchmark(*, sizes: Sequence[int], peers: Sequence[str], num_samples: int, no_gpu: str | None) -> Benchmark:
@@ -155,9 +156,16 @@ def _ways() -> dict[str, Way]:
         working_driver().register(0, tensor.data_ptr(), num_bytes)
         return tensor
 
-    def wait_until_unlocked(_num_bytes: int) -> None:
+    def empty_ours(_num_bytes: int) -> None:
         until = time.monotonic() + _PATIENCE_S
         while pages.PINNED.total and time.monotonic() < until:
+            pinned.trim()
+            time.sleep(0.001)
+
+    def fill_ours(num_bytes: int) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        pinned.empty(num_bytes, torch.uint8)
+        while pinned.budget().idle_bytes < num_bytes and time.monotonic() < until:
             time.sleep(0.001)
 
     def empty_pool(_num_bytes: int) -> None:
@@ -190,7 +198,8 @@ def _ways() -> dict[str, Way]:
         "registered": Way(
             allocate=registered, release=lambda tensor: working_driver().unregister(0, tensor.data_ptr())
         ),
-        "numapin": Way(allocate=lambda num_bytes: pinned.empty(num_bytes, torch.uint8), before=wait_until_unlocked),
+        "numapin": Way(allocate=lambda num_bytes: pinned.empty(num_bytes, torch.uint8), before=empty_ours),
+        "numapin-pool": Way(allocate=lambda num_bytes: pinned.empty(num_bytes, torch.uint8), before=fill_ours),
     }
 
 

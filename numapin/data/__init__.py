@@ -27,7 +27,8 @@
     pool.py         in the rank: a loader's slots, lent and taken back
     slots.py        one slot in the rank, and the sizes of slots
     handover.py     the ways of slots' descriptors
-    pinning.py      pin slots, and unpin memory, on threads of the process
+    pinning.py      pin slots, and take in memory that is to be unpinned or reused, on threads of the process
+    blocks.py       pinned blocks that wait for reuse, by node and size
     quarantine.py   hold memory back while a GPU may read it
     opening.py      turn a parcel into a batch, on the host or on the device
 """

@@ -6,17 +6,19 @@ Importing this brings no torch: `numapin.pinned` works without it.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
+import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, RLock, Thread
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import gib
+from numapin.data.blocks import IDLE_S, IdleBlocks
 from numapin.errors import NumapinError
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED
@@ -24,12 +26,15 @@ from numapin.system.pages import PINNED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numapin.base.cpu_set import CpuSet
+    from numapin.data.blocks import Locked
     from numapin.data.pool import PoolSpec
     from numapin.data.slots import Slot
 
 _LONGEST_PAUSE_S: Final = 1.0
 _ENDS_S: Final = 2.0
 _NUM_THREADS: Final = 2
+_making: Final[dict[int, RLock]] = {}  # by process: a forked child may inherit a held one
 
 
 class ExitLock:
@@ -61,21 +66,11 @@ class ExitLock:
                 self._lock.release()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Locked:
-    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED.
-
-    `memory` owns it: the last reference unmaps it.
-    """
-
-    memory: object
-    address: int
-    num_bytes: int
-    device: int
-
-
 class Reclaimer:
-    """Releases page-locked memory on a daemon thread, which sleeps while nothing waits to be released."""
+    """Takes in page-locked memory once no device can be reading it, for reuse or to release it.
+
+    Its daemon thread sleeps while nothing waits for that, but to look for blocks that have been idle for long.
+    """
 
     def __init__(self, driver: Driver) -> None:
         from numapin.data.quarantine import Quarantine  # brings torch
@@ -84,7 +79,8 @@ class Reclaimer:
         self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, so finalizers may call it
         self._lock = ExitLock()
         self._quarantine: Quarantine[Locked] = Quarantine(lambda: driver)
-        self._passed: list[Locked] = []
+        self.idle = IdleBlocks()
+        self._passed: list[Locked] = []  # to be released
         Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
 
     def add(self, locked: Locked) -> None:
@@ -105,26 +101,52 @@ class Reclaimer:
                 while True:
                     self._quarantine.admit(self._dead.get_nowait())
             with suppress(CudaRefused):
-                self._passed += self._quarantine.passed()
-                while self._passed and not self._lock.is_over:
-                    locked = self._passed[-1]
-                    self._driver.unregister(locked.device, locked.address)
-                    PINNED.remove(locked.num_bytes)
-                    self._passed.pop()
-                    del locked  # the last reference, which unmaps: not after the lock is released
+                self._passed += [locked for locked in self._quarantine.passed() if not self.idle.add(locked)]
+                self._passed += self.idle.drop(since_s=time.monotonic() - IDLE_S)
+                self._release_passed()
             return bool(self._passed or self._quarantine.is_in_use)
+
+    def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
+        """Return a block for this many bytes that was used before, if there is one."""
+        self.release_unused()
+        with self._lock as may_work:
+            return self.idle.take(nodes, num_bytes) if may_work else None
+
+    def trim(self, num_bytes: float = math.inf) -> int:
+        """Release at least this many bytes of idle blocks, if there are as many; return how many it was."""
+        self.release_unused()
+        with self._lock as may_work:
+            num_passed = len(self._passed)
+            self._passed += self.idle.drop(num_bytes=num_bytes) if may_work else ()
+            num_dropped_bytes = sum(locked.num_bytes for locked in self._passed[num_passed:])
+            with suppress(CudaRefused):
+                self._release_passed()
+            return num_dropped_bytes
+
+    def _release_passed(self) -> None:
+        """Release memory that no device can be reading. Raises CudaRefused."""
+        while self._passed and not self._lock.is_over:
+            locked = self._passed[-1]
+            self._driver.unregister(locked.device, locked.address)
+            PINNED.remove(locked.num_bytes)
+            self._passed.pop()
+            del locked  # the last reference, which unmaps: not after the lock is released
 
     def _run(self) -> None:
         pause_s: float | None = None
         while True:
             with suppress(Empty):
                 self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to release_unused
-            pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S) if self.release_unused() else None
+            if self.release_unused():
+                pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S)
+            else:
+                pause_s = IDLE_S / 5 if self.idle.num_bytes else None
 
 
 def reclaimer(driver: Driver) -> Reclaimer:
     """Return this process's reclaimer."""
-    return _reclaimer_of(driver, os.getpid())
+    with _making.setdefault(os.getpid(), RLock()):  # threads that come at once get the same one, also in a finalizer
+        return _reclaimer_of(driver, os.getpid())
 
 
 @cache

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.errors import NumapinError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LIBRARY: Final = "libcuda.so.1"
+_loading: Final[dict[int, RLock]] = {}  # by process: a forked child may inherit a held one
 
 _SUCCESS: Final = 0
 _NOT_READY: Final = 600
@@ -119,6 +121,9 @@ def driver() -> Driver | None:
     This initializes the driver (cuInit), after which CUDA fails in forks of this process: call it only in a process
     that uses CUDA. A child forked after that gets None.
     """
+    if not _load.cache_info().currsize:  # threads that come at once get the same one
+        with _loading.setdefault(os.getpid(), RLock()):
+            _load()
     loaded = _load()
     return loaded if loaded is not None and loaded.pid == os.getpid() else None
 

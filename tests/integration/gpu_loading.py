@@ -19,6 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
+from numapin import pinned
 from tests.integration.seam import PINNED
 from tests.waiting import wait_until
 
@@ -83,7 +84,7 @@ def lies_in_slot(loader: Any, tensor: torch.Tensor) -> bool:
 def settled_pinned_bytes() -> int:
     """Return how much numapin has locked here, once memory of earlier tests had two seconds to be unlocked."""
     gc.collect()
-    wait_until(lambda: not PINNED.total, limit_s=2)
+    wait_until(lambda: not pinned.trim() and not PINNED.total, limit_s=2)
     return PINNED.total
 
 

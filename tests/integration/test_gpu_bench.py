@@ -53,6 +53,7 @@ def test_alloc() -> None:
     assert found["pinned-cold"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
     assert found["registered"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
     assert found["numapin"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
+    assert found["numapin"]["alloc_us"] > 3 * found["numapin-pool"]["alloc_us"]
     assert found["fresh"]["touch_us"] > 1.5 * found["fresh"]["again_us"]
     assert found["pinned-pool"]["touch_us"] < found["fresh"]["touch_us"]
     assert found["pin-pool"]["alloc_us"] > found["pinned-pool"]["alloc_us"]  # it copies

@@ -69,10 +69,14 @@ class TestMemory:
         assert list(pages.values()) == [64 * MIB // 4096]
         assert None not in pages
 
-    def test_freed_when_the_copy_has_ended(self) -> None:
-        """Dropped memory stays locked only while a copy waits to read it, even on a stream unknown to numapin."""
+    def test_idle_when_the_copy_has_ended(self) -> None:
+        """Dropped memory stays in use only while a copy waits to read it, even on a stream unknown to numapin.
+
+        Then it is reused, still pinned, and `trim` releases it.
+        """
         before, destination = settled_pinned_bytes(), torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
         tensor = pinned.empty(64 * MIB, torch.uint8).fill_(5)
+        address = tensor.data_ptr()
         assert pinned.budget().pinned_bytes == before + 64 * MIB
         side, passed = cuda.Stream(), cuda.Event()
         torch.cuda.synchronize()
@@ -81,10 +85,16 @@ class TestMemory:
             destination.copy_(tensor, non_blocking=True)
             passed.record()
         del tensor
-        assert pinned.budget().pinned_bytes == before + 64 * MIB or passed.query()
-        assert wait_until(lambda: pinned.budget().pinned_bytes == before, limit_s=4)
+        assert pinned.budget().idle_bytes == 0 or passed.query()
+        assert wait_until(lambda: pinned.budget().idle_bytes == 64 * MIB, limit_s=4)
         assert passed.query()
         assert int((destination == 5).sum()) == 64 * MIB
+        again = pinned.empty(60 * MIB, torch.uint8)
+        assert (again.data_ptr(), again.is_pinned()) == (address, True)
+        assert int(again.fill_(3).to("cuda", non_blocking=True).sum()) == 3 * 60 * MIB
+        del again
+        assert wait_until(lambda: pinned.budget().idle_bytes == 64 * MIB, limit_s=4)
+        assert (pinned.trim(), pinned.budget().pinned_bytes) == (64 * MIB, before)
         assert_no_error_is_pending()
 
     def test_nested_containers(self) -> None:
@@ -109,6 +119,21 @@ class TestMemory:
         held = torch.empty(32 * MIB, dtype=torch.uint8, pin_memory=True)
         told = pinned.budget().torch_pinned_bytes
         assert told is None or told >= held.nbytes
+
+
+class TestServing:
+    """torch's own pinning, by numapin.pinned.serve_torch."""
+
+    def test_it_is_torchs_pin_memory(self) -> None:
+        """Values, dtype and strides are as torch's, the result is pinned by us, and torch's again afterwards."""
+        before, source = settled_pinned_bytes(), torch.arange(3 * MIB).view(3, MIB).t()
+        with pinned.serve_torch():
+            copy = source.pin_memory()
+        torchs = source.pin_memory()
+        assert copy.is_pinned()
+        assert (copy.stride(), copy.dtype, copy.shape) == (torchs.stride(), torchs.dtype, torchs.shape)
+        assert torch.equal(copy.to("cuda", non_blocking=True).cpu(), source)
+        assert pinned.budget().pinned_bytes == before + source.nbytes
 
 
 def out_of_memory(_driver: Driver, _device: int, _address: int, num_bytes: int) -> None:

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.system import numa, proc
+from numapin.data.pinning import reclaimer
+from numapin.system import cuda, numa, proc
 from numapin.system.memory import address_of

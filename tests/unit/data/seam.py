@@ -6,6 +6,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record
 from numapin.data import opening, packing, path, pinning, pool, slots, usage_log
 from numapin.data.balance import Balance
+from numapin.data.budget import LockRoom
 from numapin.data.casting import casts_of
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import HandedDown, Handover

@@ -8,6 +8,9 @@ import os
 import threading
 import time
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +22,11 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
 from numapin import pinned
 from numapin.errors import MachineError, NumapinError, UsageError
 from tests.needs import TORCH_VERSION
-from tests.unit.data.seam import PINNED, Placement, cuda, reclaimer
+from tests.unit.data.seam import PINNED, CpuSet, Locality, LockRoom, Placement, cuda, pinning, reclaimer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.cuda.fake import FakeCuda
 
@@ -34,9 +36,18 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 @pytest.fixture
 def gpu(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Give the stand-in driver, and let device 0 be torch's current one."""
+    pid = os.getpid()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: os.getpid() == pid)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return fake_cuda
+
+
+def num_idle_bytes() -> int:
+    """Return how much waits for reuse."""
+    driver = cuda.driver()
+    assert driver is not None
+    return reclaimer(driver).idle.num_bytes
 
 
 class TestEmpty:
@@ -86,56 +97,69 @@ class TestEmpty:
         assert caught[0].filename == __file__
 
 
-class TestLocked:
-    """With a driver, memory is registered, and released once no device can be reading it."""
+@pytest.fixture
+def all_returned(gpu: FakeCuda) -> Iterator[None]:
+    """Check afterwards that all memory is idle once nothing refers to it, and that `trim` releases it."""
+    before = PINNED.total
+    yield
+    gpu.set(hold_events=0, limit_bytes=-1)
+    gc.collect()
+    assert wait_until(lambda: gpu.registered_bytes() == num_idle_bytes(), limit_s=10)
+    num_bytes = num_idle_bytes()
+    assert PINNED.total == before + num_bytes
+    assert pinned.trim() == num_bytes
+    assert (gpu.registered_bytes(), num_idle_bytes(), PINNED.total) == (0, 0, before)
 
-    @pytest.fixture(autouse=True)
-    def _nothing_is_left(self, gpu: FakeCuda) -> Iterator[None]:
-        before = PINNED.total
-        yield
-        gpu.set(hold_events=0)
-        gc.collect()
-        assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
+
+@pytest.mark.usefixtures("all_returned")
+class TestLocked:
+    """With a driver, memory is registered, and idle once no device can be reading it."""
 
     def test_it_is_registered_and_counted(self, gpu: FakeCuda) -> None:
-        """It is locked and counted while a view or an array lives, and neither afterwards, without a further call."""
+        """It is in use while a view or an array lives, and idle afterwards, without a further call."""
         before = PINNED.total
         assert pinned.empty((0, 5)).numel() == gpu.registered_bytes() == 0  # needs no memory
         array = pinned.empty((4, 100), torch.uint8)[2].fill_(7).numpy()
         gc.collect()
         time.sleep(0.05)
-        assert (gpu.registered_bytes(), PINNED.total, array.sum()) == (400, before + 400, 700)
+        assert (gpu.registered_bytes(), PINNED.total, array.sum()) == (PAGE, before + PAGE, 700)
+        assert num_idle_bytes() == 0
         del array
-        assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
+        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
 
     def test_a_capture_is_left_alone(self, gpu: FakeCuda, graphs: Any) -> None:
         """Memory that is freed while torch captures a CUDA graph waits for its end; the capture is not broken."""
         tensor, graph = pinned.empty(100, torch.uint8), graphs()
+        address = tensor.data_ptr()
         graph.capture_begin()
         del tensor
         gc.collect()
         time.sleep(0.1)
-        assert (gpu.registered_bytes(), gpu.get("recorded"), gpu.invalidated()) == (100, 0, 0)
+        other = pinned.empty(100, torch.uint8)  # not what the graph may have to read
+        assert other.data_ptr() != address
+        assert (num_idle_bytes(), gpu.get("recorded"), gpu.invalidated()) == (0, 0, 0)
         graph.capture_end()
-        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
         assert gpu.invalidated() == 0
 
     def test_pinned_containers(self, gpu: FakeCuda) -> None:
         """`pin` registers each tensor separately."""
         result = pinned.pin({"a": torch.zeros(10, dtype=torch.uint8), "b": [torch.zeros(20, dtype=torch.uint8)]})
-        assert gpu.registered_bytes() == 30
+        assert gpu.registered_bytes() == 2 * PAGE
         del result
 
     def test_it_waits_for_the_device(self, gpu: FakeCuda) -> None:
         """A copy that is under way when the tensor is freed keeps the memory until an event has passed."""
         gpu.hold_events()
         tensor = pinned.empty(100, torch.uint8)
+        address = tensor.data_ptr()
         del tensor
         assert wait_until(lambda: gpu.get("recorded") > 0, limit_s=10)
-        second = pinned.empty(1, torch.uint8)  # works off what can be
-        assert gpu.registered_bytes() == 101
+        second = pinned.empty(1, torch.uint8)
+        assert (second.data_ptr() != address, pinned.trim(), gpu.registered_bytes()) == (True, 0, 2 * PAGE)
         gpu.pass_events()
-        assert wait_until(lambda: gpu.registered_bytes() == 1, limit_s=10)
+        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
+        assert pinned.empty(1, torch.uint8).data_ptr() == address
         del second
 
     def test_every_active_device_is_asked(self, gpu: FakeCuda) -> None:
@@ -144,17 +168,16 @@ class TestLocked:
         for num_recorded in (2, 4):
             tensor = pinned.empty(100, torch.uint8)
             del tensor
-            assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+            assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
             assert (gpu.get("recorded"), gpu.get("created")) == (num_recorded, 2)  # events are used again
 
     def test_the_next_allocation_takes_what_is_free(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Memory is released even if our thread never runs: a loop of allocations does not grow."""
+        """Memory is reused even if our thread never runs: a loop of allocations does not grow."""
         monkeypatch.setattr(threading.Thread, "start", lambda _self: None)
         gpu.set(limit_bytes=2 * PAGE)
         for _ in range(10):
             pinned.empty(PAGE, torch.uint8)
-        pinned.empty(1, torch.uint8)
-        assert gpu.registered_bytes() <= PAGE + 1
+        assert gpu.registered_bytes() == PAGE
         driver = cuda.driver()
         assert driver is not None
         reclaimer(driver).release_unused()  # the last one
@@ -166,20 +189,21 @@ class TestLocked:
         del tensor
         assert wait_until(lambda: gpu.get("recorded") > 0, limit_s=10)
         time.sleep(0.05)
-        assert gpu.registered_bytes() == 100
+        assert num_idle_bytes() == 0
         gpu.set(query_fails=0)
-        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
         assert gpu.get("created") == 2
 
     def test_a_refused_registration(self, gpu: FakeCuda) -> None:
         """The error has the driver's message, and nothing leaks."""
-        gpu.refuse_registration(above_bytes=1000)
+        gpu.refuse_registration(above_bytes=2 * PAGE)
         before = PINNED.total
-        with pytest.raises(NumapinError, match=r"1001 bytes could not be page-locked: .*OUT_OF_MEMORY") as caught:
-            pinned.empty(1001, torch.uint8)
+        problem = rf"{3 * PAGE} bytes could not be page-locked: .*OUT_OF_MEMORY"
+        with pytest.raises(NumapinError, match=problem) as caught:
+            pinned.empty(2 * PAGE + 1, torch.uint8)
         assert caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
         assert (gpu.registered_bytes(), PINNED.total) == (0, before)
-        assert pinned.empty(1000, torch.uint8).numel() == 1000
+        assert pinned.empty(2 * PAGE, torch.uint8).numel() == 2 * PAGE
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     def test_a_forked_child_gives_nothing_back(self, gpu: FakeCuda) -> None:
@@ -191,9 +215,138 @@ class TestLocked:
         if (pid := os.fork()) == 0:
             del tensor
             gc.collect()
-            os._exit(0 if ours._dead.empty() and gpu.registered_bytes() == 100 else 1)
+            os._exit(0 if ours._dead.empty() and gpu.registered_bytes() == PAGE else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert (gpu.registered_bytes(), int(tensor.sum())) == (100, 500)
+        assert (gpu.registered_bytes(), int(tensor.sum())) == (PAGE, 500)
+
+
+def has_idle(num_bytes: int) -> bool:
+    """Return whether this much waits for reuse."""
+    return num_idle_bytes() == num_bytes
+
+
+def freed(num_bytes: int, **options: Any) -> int:
+    """Allocate pinned memory, free it, wait until it is idle, and return its address."""
+    before = num_idle_bytes()
+    tensor = pinned.empty(num_bytes, torch.uint8, **options)
+    address = tensor.data_ptr()
+    del tensor
+    assert wait_until(lambda: num_idle_bytes() >= before + num_bytes, limit_s=10)
+    return address
+
+
+@pytest.mark.usefixtures("all_returned")
+class TestReuse:
+    """Idle memory, and who gets it."""
+
+    @pytest.mark.parametrize(
+        ("num_pages", "num_asked", "is_reused"), [(9, 9, True), (9, 8, True), (9, 7, False), (9, 10, False)]
+    )
+    def test_sizes(self, gpu: FakeCuda, num_pages: int, num_asked: int, *, is_reused: bool) -> None:
+        """Memory serves what needs as much or up to an eighth less, in whole pages; the storage has the size asked."""
+        address = freed(num_pages * PAGE)
+        tensor = pinned.empty(num_asked * PAGE - 100, torch.uint8)
+        assert (tensor.data_ptr() == address) == is_reused
+        assert tensor.untyped_storage().nbytes() == num_asked * PAGE - 100
+        assert gpu.registered_bytes() == (num_pages if is_reused else num_pages + num_asked) * PAGE
+
+    def test_the_best_fit_goes_first(self) -> None:
+        """Of several, the smallest is used; of equal ones, that which came back last: its pages are in a cache."""
+        kept = [pinned.empty(size * PAGE, torch.uint8) for size in (18, 17, 17)]
+        addresses = [tensor.data_ptr() for tensor in kept]
+        for num_idle in (18, 35, 52):
+            del kept[0]
+            assert wait_until(partial(has_idle, num_idle * PAGE), limit_s=10)
+        assert [pinned.empty(17 * PAGE, torch.uint8).data_ptr()] == addresses[2:]
+
+    def test_any_thread_gets_it(self, gpu: FakeCuda) -> None:
+        """Threads that allocate and free at once never share memory, and need as much as they use at once."""
+        num_threads = 8
+
+        def work(number: int) -> bool:
+            is_right = True
+            for _ in range(50):
+                tensor = pinned.empty(PAGE, torch.uint8).fill_(number)
+                time.sleep(0)
+                is_right = is_right and bool((tensor == number).all())
+            return is_right
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            assert all(threads.map(work, range(num_threads)))
+        assert gpu.registered_bytes() <= 4 * num_threads * PAGE  # some wait for the thread that takes them in
+
+    def test_memory_elsewhere_is_not_reused(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Memory that the kernel put on another node is released, so that new memory may get the right node."""
+        two_nodes = Locality(nodes=CpuSet({0}), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason="")
+        monkeypatch.setattr(pinned, "_home", lambda *_: two_nodes)
+        monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages={0: 1, 1: 1}, shortfalls=("half",)))
+        with pytest.warns(RuntimeWarning, match="half"):
+            pinned.empty(2 * PAGE, torch.uint8)
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+
+    def test_nodes_are_kept_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Memory of one node never serves another one; that of the node does, whatever else is idle."""
+
+        def home(node: int | None, _device: int | None) -> Locality:
+            return Locality(nodes=CpuSet({node or 0}), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="")
+
+        monkeypatch.setattr(pinned, "_home", home)
+        first, second = freed(PAGE, node=0), freed(PAGE, node=1)
+        assert first != second
+        assert pinned.empty(PAGE, torch.uint8, node=1).data_ptr() == second
+        assert pinned.empty(PAGE, torch.uint8, node=0).data_ptr() == first
+
+    def test_idle_memory_makes_room(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The longest idle memory is released as far as new memory exceeds the budget, and all if it is refused."""
+        oldest, _, _ = freed(9 * PAGE), freed(5 * PAGE), freed(3 * PAGE)
+        room = LockRoom(num_bytes=12 * PAGE, reason="")
+        monkeypatch.setattr(pinned, "read_room", lambda *_a, **_k: room)
+        tensor = pinned.empty(20 * PAGE, torch.uint8)  # 8 more than there is room
+        assert (num_idle_bytes(), gpu.registered_bytes()) == (8 * PAGE, 28 * PAGE)
+        assert not gpu.is_registered(oldest)
+        gpu.refuse_registration(above_bytes=32 * PAGE)
+        other = pinned.empty(12 * PAGE, torch.uint8)
+        assert (num_idle_bytes(), gpu.registered_bytes()) == (0, 32 * PAGE)
+        del tensor, other
+
+    def test_it_goes_back_after_a_while(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Our thread releases what has been idle for long, without a call, and not what was idle for a short time."""
+        monkeypatch.setattr(pinning, "IDLE_S", 1.0)
+        began_s = time.monotonic()
+        freed(PAGE)
+        time.sleep(0.2)
+        assert gpu.registered_bytes() == PAGE or time.monotonic() >= began_s + 1
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+        assert time.monotonic() >= began_s + 1
+
+    def test_the_budget_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Idle bytes are part of the pinned ones."""
+        monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)
+        before = PINNED.total
+        freed(3 * PAGE)
+        kept = pinned.empty(PAGE, torch.uint8)
+        budget = pinned.budget()
+        assert (budget.pinned_bytes, budget.idle_bytes) == (before + 4 * PAGE, 3 * PAGE)
+        del kept
+
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_a_child_keeps_what_it_inherits(self, gpu: FakeCuda) -> None:
+        """Memory in use during a fork is not reused: the child may read it. Idle memory is not mapped in the child."""
+        idle, tensor = freed(3 * PAGE), pinned.empty(PAGE, torch.uint8).fill_(5)
+        reader, writer = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.close(writer)  # if this test fails, the read ends with the parent
+            os.read(reader, 1)
+            is_mapped = any(line.startswith(f"{idle:x}-") for line in Path("/proc/self/maps").read_text().splitlines())
+            os._exit(0 if int(tensor.sum()) == 5 * PAGE and not is_mapped else 1)
+        del tensor
+        assert wait_until(lambda: gpu.registered_bytes() == 3 * PAGE, limit_s=10)
+        other = pinned.empty(PAGE, torch.uint8).fill_(6)
+        os.write(writer, b"1")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        for end in (reader, writer):
+            os.close(end)
+        del other
 
 
 def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +358,8 @@ def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     pinned.empty(100, torch.uint8)
-    assert wait_until(lambda: old_fake_cuda.registered_bytes() == 0, limit_s=10)
-    assert seen == [(0, 100)]
+    assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
+    assert seen == [(0, PAGE)]
 
 
 @pytest.mark.usefixtures("gpu")
