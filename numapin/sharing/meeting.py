@@ -30,7 +30,11 @@ _ATTEMPT: Final = "TORCHELASTIC_RESTART_COUNT"
 _CREDENTIALS: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _POLL_S: Final = 0.02
 _MAX_MESSAGE_BYTES: Final = 65536
-_HERE: Final = b"here"
+_MAX_TEXT: Final = 2000
+_REQUEST_S: Final = 10.0  # a rank sends its request as soon as it is connected
+_IN_ALL: Final = "call it in all ranks, in the same order, or raise timeout_s"
+_GIVE_FUNCTION: Final = "pass a function that makes the data: only the first rank calls it"
+_SEE_FIRST: Final = "see the error of that rank"
 _OTHER_NAME: Final = 'give the call another name="…"'
 
 
@@ -84,6 +88,7 @@ class Host:
 
     def __init__(self, address: str, seat: Seat) -> None:
         self._seat = seat
+        self._waiting: dict[Hello, socket.socket] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.bind(address)
@@ -97,54 +102,79 @@ class Host:
         """Return this side."""
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Close the socket: ranks that still wait see that."""
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the socket. After an error, tell it to the ranks that wait: each reports the cause."""
+        if error is not None:
+            with suppress(OSError, ValueError):  # those that have not connected yet wait for their time limit
+                while True:
+                    self._accept(0)
+        for connection in self._waiting.values():
+            with connection, suppress(OSError):
+                if error is not None:
+                    connection.send(_encoded(error, self._seat.rank))
         self._socket.close()
 
     def serve(self, call: str, data: str, timeout_s: float, descriptor: Callable[[int], int]) -> None:
-        """Send all other ranks the descriptor for their node. Raises NumapinError after the time limit."""
-        missing = set(range(self._seat.size)) - {self._seat.rank}
+        """Wait for all other ranks, then send each the descriptor for its node. Raises NumapinError."""
         until_s = time.monotonic() + timeout_s
+        missing = set(range(self._seat.size)) - {self._seat.rank}
         while missing:
-            self._socket.settimeout(max(0.001, until_s - time.monotonic()))
             try:
-                connection, _address = self._socket.accept()
+                self._accept(max(0.001, until_s - time.monotonic()))
             except TimeoutError:
                 ranks = ", ".join(map(str, sorted(missing)))
                 problem = f"local rank {ranks} did not call numapin.share within {timeout_s:g} s"
-                raise NumapinError(problem, "call it in all ranks, in the same order, or raise timeout_s") from None
-            with connection, suppress(ConnectionError, TimeoutError):  # that rank has died: the launcher reports it
-                connection.settimeout(timeout_s)
-                if not _is_own(connection):
-                    continue
-                hello = Hello(*json.loads(connection.recv(_MAX_MESSAGE_BYTES)))
-                problem = _contradiction(hello, self._seat.rank, call, data)
-                if problem:
-                    connection.send(problem.encode())
-                    raise _differ(problem)
-                socket.send_fds(connection, [_HERE], [descriptor(hello.node)])
-                missing.discard(hello.rank)
+                raise NumapinError(problem, _IN_ALL) from None
+            missing -= {hello.rank for hello in self._waiting}
+        for hello in self._waiting:
+            problem = _contradiction(hello, self._seat.rank, call, data)
+            if problem:
+                raise UsageError(f"the ranks do not share the same data: {problem}", _GIVE_FUNCTION)
+        for hello, connection in self._waiting.items():
+            with suppress(ConnectionError):  # that rank has died: the launcher reports it
+                socket.send_fds(connection, [b"{}"], [descriptor(hello.node)])
+
+    def _accept(self, timeout_s: float) -> None:
+        """Accept a rank's request. Raises OSError, such as TimeoutError, and ValueError for one that makes no sense."""
+        self._socket.settimeout(timeout_s)
+        connection, _address = self._socket.accept()
+        connection.settimeout(_REQUEST_S)
+        content = connection.recv(_MAX_MESSAGE_BYTES) if _is_own(connection) else b""
+        if content:
+            self._waiting[Hello(*json.loads(content))] = connection
+        else:  # another user, or a rank that has died
+            connection.close()
 
 
 def ask(address: str, hello: Hello, timeout_s: float) -> int:
     """Return the descriptor that the first rank sends. Raises NumapinError."""
+    content = b""
+    descriptors: list[int] = []
     with _connect(address, timeout_s) as connection:
         if not _is_own(connection):
             raise NumapinError("the socket for numapin.share belongs to another user", _OTHER_NAME)
-        content = b""
-        descriptors: list[int] = []
         with suppress(ConnectionError):  # the first rank has ended
             connection.send(json.dumps(hello).encode())
             content, descriptors, *_rest = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
     if descriptors:
         os.set_inheritable(descriptors[0], False)
         return descriptors[0]
-    if content == _HERE:
-        raise NumapinError("the memory could not be received: too many open files", "raise the limit: ulimit -n")
-    if content:
-        raise _differ(content.decode())
-    problem = "the first rank of this host ended, or failed, before it had shared the data"
-    raise NumapinError(problem, "see the error of that rank")
+    if not content:
+        raise NumapinError("the first rank of this host ended before it had shared the data", _SEE_FIRST)
+    failure = json.loads(content)
+    if not failure:
+        raise NumapinError("the shared memory was not received: too many open files", "raise the limit: ulimit -n")
+    raise (UsageError if failure["is_usage"] else NumapinError)(failure["message"], failure["hint"])
+
+
+def _encoded(error: BaseException, rank: int) -> bytes:
+    """Return an error of the first rank for the others."""
+    if isinstance(error, NumapinError):
+        message, hint = error.message, error.hint
+    else:
+        message, hint = f"local rank {rank} did not share its data: {type(error).__name__}: {error}", _SEE_FIRST
+    failure = {"message": message[:_MAX_TEXT], "hint": hint, "is_usage": isinstance(error, UsageError)}
+    return json.dumps(failure).encode()
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:
@@ -162,7 +192,7 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
             return connection
         if time.monotonic() > until_s:
             problem = f"the first rank of this host did not call numapin.share within {timeout_s:g} s"
-            raise NumapinError(problem, "call it in all ranks, in the same order, or raise timeout_s")
+            raise NumapinError(problem, _IN_ALL)
         time.sleep(_POLL_S)
 
 
@@ -179,8 +209,3 @@ def _contradiction(hello: Hello, first: int, call: str, data: str) -> str:
     if hello.data and data and hello.data != data:
         return f"local rank {first} passed {data}, and local rank {hello.rank} passed {hello.data}"
     return ""
-
-
-def _differ(problem: str) -> UsageError:
-    hint = "pass a function that makes the data: only the first rank calls it"
-    return UsageError(f"the ranks do not share the same data: {problem}", hint)
