@@ -74,11 +74,7 @@ class ReadAll(torch.utils.data.Dataset[int]):
 def memory(kind: str, num: int) -> None:
     """Print the memory of all ranks and workers."""
     dist.init_process_group("gloo")
-    samples: Any = []
-    if kind == "shared":
-        samples = numapin.share(lambda: make(num))
-    elif kind == "list":
-        samples = make(num)
+    samples: Any = make(num) if kind == "list" else numapin.share(lambda: make(num if kind == "shared" else 0))
     loader = DataLoader(ReadAll(samples), batch_size=None, num_workers=NUM_WORKERS, persistent_workers=True)
     totals = set(map(int, loader))
     assert len(totals) == 1
@@ -93,7 +89,7 @@ def memory(kind: str, num: int) -> None:
         copy_kib = 0
         for fd in Path("/proc/self/fd").iterdir():
             with suppress(FileNotFoundError):  # the descriptor of this very listing
-                if "numapin-share" in str(fd.readlink()):
+                if kind == "shared" and "numapin-share" in str(fd.readlink()):
                     copy_kib = fd.stat().st_blocks // 2
         pss, shared, num_processes = map(int, sums)
         found = {"kind": kind, "samples": num, "processes": num_processes, "pss_kib": pss, "shared_pss_kib": shared}

@@ -130,11 +130,15 @@ def _own_node(nodes: CpuSet) -> int:
 
 
 def _described(data: object) -> str:
-    """Return the type and length of data; "" if the caller leaves it to the first rank."""
+    """Return the type and the length or shape of data; "" if the caller leaves it to the first rank."""
     if data is None or callable(data):
         return ""
-    length = f" of length {len(data)}" if isinstance(data, Sized) else ""
-    return f"a {type(data).__name__}{length}"
+    shape = getattr(data, "shape", None)
+    if isinstance(shape, tuple):
+        size = f" of shape {tuple(shape)}"
+    else:
+        size = f" of length {len(data)}" if isinstance(data, Sized) else ""
+    return f"a {type(data).__name__}{size}"
 
 
 def _no_memory(error: OSError) -> NumapinError:

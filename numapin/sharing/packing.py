@@ -40,6 +40,9 @@ Reference = tuple[Any, ...]
 
 def pack(data: object, draft: Draft) -> None:
     """Write data, whose outermost list or dict is never pickled as a whole. Raises UsageError and OSError."""
+    if isinstance(data, str) and len(data) >= _LONG_TEXT:
+        problem = f"a text of {len(data)} characters cannot be shared: Python copies it into each process"
+        raise UsageError(problem, "share its encoded bytes, or a list of its lines")
     writer = Writer(draft)
     if type(data) in (bytes, bytearray, memoryview):
         data = pickle.PickleBuffer(data)  # type: ignore[arg-type] # one of these three
@@ -67,9 +70,6 @@ class Writer:
         kind = type(value)
         is_long = kind in _CONTAINERS and (len(value) >= _LONG or value is self.outermost)
         if not is_long and not _is_tensor(value):
-            if kind is str and len(value) >= _LONG_TEXT:
-                problem = f"a text of {len(value)} characters cannot be shared: Python copies it into each process"
-                raise UsageError(problem, "share its encoded bytes, or a list of its lines")
             return None
         if id(value) not in self._written:
             put = self._put_dict if kind is dict else self._put_list if is_long else self._put_tensor
