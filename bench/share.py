@@ -1,7 +1,8 @@
 """The memory and the reading speed of data shared with `numapin.share`, compared with a plain list.
 
     numapin run --nproc-per-node 8 bench/share.py memory --kind shared    also: list, none
-    python -m bench.share access                                          CPU time of reading, and of a DataLoader
+    python -m bench.share access                                          CPU time of reading
+    python -m bench.share loader                                          time of a sample in a DataLoader
 
 The data is a list of tuples of a path and a label. `memory` starts four DataLoader workers in each rank, each of which
 reads every entry. Then each rank adds up the memory of itself and its workers in /proc: Pss, which divides a page by
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 NUM_WORKERS: Final = 4
 REPEATS: Final = 5
+BATCH: Final = 64
+NUM_BATCHES: Final = 100
 ROLLUP: Final = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 SHARED: Final = re.compile(r"memfd:numapin-share.*?^Pss:\s+(\d+) kB", re.MULTILINE | re.DOTALL)
 Samples = Sequence[tuple[str, int]]
@@ -178,17 +182,28 @@ def access(num: int) -> None:
                     loop(plain if kind == "list" else shared, order)
                     seconds[kind].append((time.process_time() - began_s) / count * 1e9)
             report(name, seconds, "ns of CPU time an entry")
-        whole: dict[str, list[float]] = {"list": [], "shared": []}
+
+
+def load(num: int) -> None:
+    """Print the time of a sample in a DataLoader with workers."""
+    plain = make(num)
+    shared = numapin.share(plain)
+    seconds: dict[str, list[float]] = {"list": [], "shared": []}
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(100_000))
+        file.flush()
         for repeat in range(REPEATS):
             for kind in ("list", "shared") if repeat % 2 else ("shared", "list"):
                 dataset = Files(plain if kind == "list" else shared, file.name)
-                loader = DataLoader(dataset, batch_size=256, shuffle=True, num_workers=NUM_WORKERS)
+                loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=NUM_WORKERS)
+                batches = iter(loader)
+                next(batches)
                 began_s = time.perf_counter()
-                for number, _batch in enumerate(loader):
-                    if number == 100:
-                        break
-                whole[kind].append((time.perf_counter() - began_s) / 100 / 256 * 1e9)
-        report("DataLoader, 4 workers, 100 KB items", whole, "ns a sample")
+                for _batch in islice(batches, NUM_BATCHES):
+                    pass
+                seconds[kind].append((time.perf_counter() - began_s) / NUM_BATCHES / BATCH * 1e9)
+                del batches
+    report("DataLoader, 4 workers, shuffled, items of 100 KB read from a cached file", seconds, "ns a sample")
 
 
 def report(name: str, values: dict[str, list[float]], unit: str) -> None:
@@ -199,9 +214,9 @@ def report(name: str, values: dict[str, list[float]], unit: str) -> None:
 
 
 def main() -> None:
-    """Run one of the two measurements."""
+    """Run one of the measurements."""
     parser = argparse.ArgumentParser(description="memory and reading speed of shared data")
-    parser.add_argument("what", choices=("memory", "access"))
+    parser.add_argument("what", choices=("memory", "access", "loader"))
     parser.add_argument("--kind", choices=("shared", "list", "none"), default="shared")
     parser.add_argument("--num", type=int, default=1_500_000)
     options = parser.parse_args()
@@ -211,7 +226,7 @@ def main() -> None:
         print(
             f"Python {sys.version.split()[0]}, torch {torch.__version__}, {os.cpu_count()} CPUs, {options.num} entries"
         )
-        access(options.num)
+        measure(options.num)
 
 
 if __name__ == "__main__":
