@@ -222,11 +222,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "memory":
         memory(options.kind, options.num)
-    else:
-        print(
-            f"Python {sys.version.split()[0]}, torch {torch.__version__}, {os.cpu_count()} CPUs, {options.num} entries"
-        )
-        measure(options.num)
+        return
+    version = sys.version.split()[0]
+    print(f"Python {version}, torch {torch.__version__}, {os.cpu_count()} CPUs, {options.num} entries")
+    measure = access if options.what == "access" else load
+    measure(options.num)
 
 
 if __name__ == "__main__":
