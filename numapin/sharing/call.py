@@ -13,10 +13,10 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.data.locality import find_locality
 from numapin.errors import NumapinError, UsageError
-from numapin.sharing.meeting import Hello, Host, address_of, ask, find_seat
+from numapin.sharing.meeting import Hello, FirstRank, address_of, ask, find_seat
 from numapin.sharing.packing import pack
 from numapin.sharing.reading import read
-from numapin.sharing.sealed import Draft, Sealed, Spread, copy_to, cpus_of, shortfalls_of, usable_nodes
+from numapin.sharing.sealed import Unsealed, Sealed, Copies, copy_to, cpus_of, shortfalls_of, usable_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,15 +66,15 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
         path, label = samples[7]
         ```
     """
-    if placement not in set(Spread):
-        raise UsageError(f"placement={placement!r} is unknown", f"choose one of: {', '.join(Spread)}")
+    if placement not in set(Copies):
+        raise UsageError(f"placement={placement!r} is unknown", f"choose one of: {', '.join(Copies)}")
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
         hint = "call it in the rank, and pass the result to the dataset"
         raise UsageError("numapin.share was called in a DataLoader worker", hint)
-    spread = Spread(placement)
+    spread = Copies(placement)
     nodes = usable_nodes()
-    own = _own_node(nodes) if spread is Spread.PER_NODE and len(nodes) > 1 else 0
+    own = _own_node(nodes) if spread is Copies.PER_NODE and len(nodes) > 1 else 0
     seat = find_seat(os.environ)
     call = f"placement={placement!r}"
     address = address_of(os.environ, name or f"call {next(_calls)}")
@@ -83,7 +83,7 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
         return read(Sealed(ask(address, hello, timeout_s)))
     if seat.size == 1:
         return read(_made(data, spread, nodes, own)[0])
-    with Host(address, seat) as host:
+    with FirstRank(address, seat) as host:
         sealed, described = _made(data, spread, nodes, own)
         copies = {own: sealed.fd}
 
@@ -105,12 +105,12 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
     return read(sealed)
 
 
-def _made(data: Any, spread: Spread, nodes: CpuSet, own: int) -> tuple[Sealed, str]:  # noqa: ANN401 - of any kind
+def _made(data: Any, spread: Copies, nodes: CpuSet, own: int) -> tuple[Sealed, str]:  # noqa: ANN401 - of any kind
     """Make the memory; return it, and the type and length of the data."""
     content = data() if callable(data) else data
     is_placed = len(nodes) > 1
-    targets = nodes if spread is Spread.INTERLEAVE else CpuSet({own})
-    draft = Draft(spread, targets if is_placed else CpuSet())
+    targets = nodes if spread is Copies.INTERLEAVE else CpuSet({own})
+    draft = Unsealed(spread, targets if is_placed else CpuSet())
     try:
         pack(content, draft)
         sealed = Sealed(draft.finish())

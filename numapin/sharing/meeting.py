@@ -83,7 +83,7 @@ def address_of(environ: Mapping[str, str], name: str) -> str:
     return f"\0numapin-share-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
-class Host:
+class FirstRank:
     """The first rank's side. It listens before the data is made, so that the others see whether it still runs."""
 
     def __init__(self, address: str, seat: Seat) -> None:

@@ -23,7 +23,7 @@ from numapin.system import memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from numapin.sharing.sealed import Draft
+    from numapin.sharing.sealed import Unsealed
 
 HEADER: Final = struct.Struct("<QQ")  # bytes of the pickle, number of its spans
 ROOT: Final = struct.Struct("<Q")
@@ -38,7 +38,7 @@ Reference = tuple[Any, ...]
 """What a pickle has in place of data that lies elsewhere: its kind, position and shape."""
 
 
-def pack(data: object, draft: Draft) -> None:
+def pack(data: object, draft: Unsealed) -> None:
     """Write data, whose outermost list or dict is never pickled as a whole. Raises UsageError and OSError."""
     if isinstance(data, str) and len(data) >= _LONG_TEXT:
         problem = f"a text of {len(data)} characters cannot be shared: Python copies it into each process"
@@ -53,7 +53,7 @@ def pack(data: object, draft: Draft) -> None:
 class Writer:
     """Data on its way into the memory. What is referred to twice is written once."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Unsealed) -> None:
         self.draft = draft
         self.outermost: object = None
         self._written: dict[int, tuple[object, Reference]] = {}  # with the object, whose id is not given again then

@@ -40,7 +40,7 @@ _TOLERANCE: Final = 0.1  # of a node's part of interleaved pages
 _FEW_PAGES: Final = 64
 
 
-class Spread(StrEnum):
+class Copies(StrEnum):
     """The nodes on which the pages of shared data lie."""
 
     INTERLEAVE = "interleave"
@@ -91,10 +91,10 @@ def _receive(sent: _Sent) -> Sealed:
     return Sealed(sent.detach())
 
 
-class Draft:
+class Unsealed:
     """A file that is being written, to be sealed at the end. Its pages go to `nodes` as they are written."""
 
-    def __init__(self, spread: Spread, nodes: CpuSet) -> None:
+    def __init__(self, spread: Copies, nodes: CpuSet) -> None:
         self._spread, self._nodes = spread, nodes
         self.fd = os.memfd_create("numapin-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._file = os.fdopen(self.fd, "wb")
@@ -159,9 +159,9 @@ def cpus_of(node: int) -> CpuSet:
     return CpuSet(cpus & os.sched_getaffinity(0))
 
 
-def _set_policy(address: int, num_bytes: int, spread: Spread, nodes: CpuSet) -> Iterator[str]:
+def _set_policy(address: int, num_bytes: int, spread: Copies, nodes: CpuSet) -> Iterator[str]:
     """Set the nodes of untouched pages; yield what is refused."""
-    if spread is Spread.PER_NODE:
+    if spread is Copies.PER_NODE:
         yield from pages.prefer(address, num_bytes, nodes)
         return
     try:
@@ -188,10 +188,10 @@ def copy_to(node: int, sealed: Sealed) -> tuple[int, tuple[str, ...]]:
     return fd, placed.shortfalls
 
 
-def shortfalls_of(sealed: Sealed, spread: Spread, nodes: CpuSet) -> tuple[str, ...]:
+def shortfalls_of(sealed: Sealed, spread: Copies, nodes: CpuSet) -> tuple[str, ...]:
     """Ask the kernel where all pages are; return how that differs from what was asked for."""
     bytes(memoryview(sealed)[:: mmap.PAGESIZE])  # reads, and thereby maps, every page
-    if spread is Spread.PER_NODE:
+    if spread is Copies.PER_NODE:
         return pages.check(sealed.address, len(sealed), nodes=nodes, num_machine_nodes=2).shortfalls
     found = pages.find_pages(sealed.address, len(sealed))
     if found is None:
