@@ -13,10 +13,10 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.data.locality import find_locality
 from numapin.errors import NumapinError, UsageError
-from numapin.sharing.meeting import Hello, FirstRank, address_of, ask, find_seat
+from numapin.sharing.meeting import FirstRank, Hello, address_of, ask, find_seat
 from numapin.sharing.packing import pack
 from numapin.sharing.reading import read
-from numapin.sharing.sealed import Unsealed, Sealed, Copies, copy_to, cpus_of, shortfalls_of, usable_nodes
+from numapin.sharing.sealed import Copies, Sealed, Unsealed, copy_to, cpus_of, shortfalls_of, usable_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
