@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 import numapin
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024 - as in users' data
-LISTS = {
+LISTS: dict[str, Any] = {
     "tuples": [(f"train/{number}.jpg", number % 7) for number in range(5000)],
     "numbers": [0, -1, 1 << 80, 2.5, math.inf, True, None, 3j],
     "texts": ["", "ä", "\U0001f600", "\udc80", "a" * 100_000],
@@ -241,7 +241,7 @@ class Calls(Dataset[int]):
         return 0
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Any, str, str]] = {
     "a long text": (lambda: numapin.share("x" * (1 << 20)), "a text of 1048576 characters", "encoded bytes"),
     "keys": (lambda: numapin.share({object(): 1}), "a key is of type object", "text or numbers"),
     "a device": (lambda: numapin.share([torch.empty(2, device="meta")]), "its device is meta", r"tensor\.cpu\(\)"),
