@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numapin.plan.make import make_plan
     from numapin.plan.model import Plan, RankPlan
     from numapin.plan.request import Bind, Memory, Request
+    from numapin.sharing.call import share
     from numapin.spawning.call import spawn
     from numapin.topology.discover import discover
     from numapin.topology.model import Allowed, Core, Gpu, Node, Package, Topology
@@ -45,6 +46,7 @@ _HOME = {  # module -> its public names
     "numapin.data.loader": ("DataLoader",),
     "numapin.data.stateful_loader": ("StatefulDataLoader",),
     "numapin.data.buffer": ("batch_buffer",),
+    "numapin.sharing.call": ("share",),
     "numapin.errors": (
         *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError", "PlanError"),
         *("BindingRefused", "RankError"),
@@ -74,6 +76,7 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
     "DataLoader",
     "StatefulDataLoader",
     "batch_buffer",
+    "share",
     "pinned",
     "NumapinError",
     "UsageError",

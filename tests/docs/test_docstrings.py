@@ -25,6 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "make_plan": numapin.make_plan,
     "spawn": numapin.spawn,
     "bind_this_process": numapin.bind_this_process,
+    "share": numapin.share,
     "pinned.empty": pinned.empty,
     "pinned.pin": pinned.pin,
     "pinned.where": pinned.where,

@@ -13,6 +13,7 @@ NAMES = [
     *("discover", "Topology", "Package", "Node", "Core", "Gpu", "Nic", "Link", "Allowed"),
     *("make_plan", "Request", "Bind", "Memory", "Plan", "RankPlan"),
     *("spawn", "bind_this_process", "ProcessBinding", "DataLoader", "StatefulDataLoader", "batch_buffer"),
+    "share",
     *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError"),
     *("PlanError", "BindingRefused", "RankError"),
 ]

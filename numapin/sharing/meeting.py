@@ -1,0 +1,211 @@
+"""Meet the other ranks of the host: they connect to a socket of the first rank, which sends them descriptors.
+
+The socket is abstract: it leaves no file behind, however the ranks end. Its name is a hash of the job, the attempt and
+the call. Each side checks that the other one runs as the same user. Another user of the host may occupy a name that he
+can guess, as he may occupy MASTER_PORT; the call fails then.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from numapin.errors import NumapinError, UsageError
+from numapin.tasks.identify import RANK_VARIABLES, find_task, is_in_step, parse_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Self
+
+_JOB: Final = ("NUMAPIN_RUN_DIR", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_ATTEMPT: Final = "TORCHELASTIC_RESTART_COUNT"
+_CREDENTIALS: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
+_POLL_S: Final = 0.02
+_MAX_MESSAGE_BYTES: Final = 65536
+_MAX_TEXT: Final = 2000
+_REQUEST_S: Final = 10.0  # a rank sends its request as soon as it is connected
+_IN_ALL: Final = "call it in all ranks, in the same order, or raise timeout_s"
+_GIVE_FUNCTION: Final = "pass a function that makes the data: only the first rank calls it"
+_SEE_FIRST: Final = "see the error of that rank"
+_OTHER_NAME: Final = 'give the call another name="…"'
+
+
+class Seat(NamedTuple):
+    """The place of a rank among those of its host."""
+
+    rank: int
+    size: int
+
+
+class Hello(NamedTuple):
+    """A rank's request for the memory.
+
+    Attributes:
+        rank: The local rank.
+        node: The node of its copy.
+        call: The parts of its call that must be the same in all ranks, as text; of the data only if it passed any.
+        data: The type and length of the data it passed, as text. "": none.
+    """
+
+    rank: int
+    node: int
+    call: str
+    data: str
+
+
+def find_seat(environ: Mapping[str, str]) -> Seat:
+    """Return this process's place; without a launcher, it is alone. Raises UsageError."""
+    if environ.keys().isdisjoint(RANK_VARIABLES) and not is_in_step(environ):
+        return Seat(0, 1)
+    task = find_task(environ)
+    if task.size is None:
+        hint = "set LOCAL_WORLD_SIZE, or start the ranks with: numapin run, torchrun or srun"
+        raise UsageError(f"the number of ranks on this host is unknown: {' '.join(task.settings)}", hint)
+    rank = parse_count(environ.get("RANK", ""))
+    if "TORCHELASTIC_RUN_ID" in environ and task.rank == 0 and rank is not None:
+        # torchrun's --virtual-local-rank sets LOCAL_RANK=0 in all ranks. Its hosts have the same number of ranks each.
+        return Seat(rank % task.size, task.size)
+    return Seat(task.rank, task.size)
+
+
+def address_of(environ: Mapping[str, str], name: str) -> str:
+    """Return the socket's address for a call. torchrun's error files lie in a folder with a secret, random name."""
+    errors = str(Path(environ.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent)
+    parts = [str(os.geteuid()), errors, *(environ.get(each, "") for each in (*_JOB, _ATTEMPT)), name]
+    return f"\0numapin-share-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+class FirstRank:
+    """The first rank's side. It listens before the data is made, so that the others see whether it still runs."""
+
+    def __init__(self, address: str, seat: Seat) -> None:
+        self._seat = seat
+        self._waiting: dict[Hello, socket.socket] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.bind(address)
+        except OSError as error:
+            self._socket.close()
+            seen = "in use, by another call or another user" if error.errno == errno.EADDRINUSE else error.strerror
+            raise NumapinError(f"the socket for numapin.share is {seen}", _OTHER_NAME) from None
+        self._socket.listen(seat.size)
+
+    def __enter__(self) -> Self:
+        """Return this side."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the socket. After an error, tell it to the ranks that wait: each reports the cause."""
+        if error is not None:
+            with suppress(OSError, ValueError):  # those that have not connected yet wait for their time limit
+                while True:
+                    self._accept(0)
+        for connection in self._waiting.values():
+            with connection, suppress(OSError):
+                if error is not None:
+                    connection.send(_encoded(error, self._seat.rank))
+        self._socket.close()
+
+    def serve(self, call: str, data: str, timeout_s: float, descriptor: Callable[[int], int]) -> None:
+        """Wait for all other ranks, then send each the descriptor for its node. Raises NumapinError."""
+        until_s = time.monotonic() + timeout_s
+        missing = set(range(self._seat.size)) - {self._seat.rank}
+        while missing:
+            try:
+                self._accept(max(0.001, until_s - time.monotonic()))
+            except TimeoutError:
+                ranks = ", ".join(map(str, sorted(missing)))
+                problem = f"local rank {ranks} did not call numapin.share within {timeout_s:g} s"
+                raise NumapinError(problem, _IN_ALL) from None
+            missing -= {hello.rank for hello in self._waiting}
+        for hello in self._waiting:
+            problem = _contradiction(hello, self._seat.rank, call, data)
+            if problem:
+                raise UsageError(f"the ranks do not share the same data: {problem}", _GIVE_FUNCTION)
+        for hello, connection in self._waiting.items():
+            with suppress(ConnectionError):  # that rank has died: the launcher reports it
+                socket.send_fds(connection, [b"{}"], [descriptor(hello.node)])
+
+    def _accept(self, timeout_s: float) -> None:
+        """Accept a rank's request. Raises OSError, such as TimeoutError, and ValueError for one that makes no sense."""
+        self._socket.settimeout(timeout_s)
+        connection, _address = self._socket.accept()
+        connection.settimeout(_REQUEST_S)
+        content = connection.recv(_MAX_MESSAGE_BYTES) if _is_own(connection) else b""
+        if content:
+            self._waiting[Hello(*json.loads(content))] = connection
+        else:  # another user, or a rank that has died
+            connection.close()
+
+
+def ask(address: str, hello: Hello, timeout_s: float) -> int:
+    """Return the descriptor that the first rank sends. Raises NumapinError."""
+    content = b""
+    descriptors: list[int] = []
+    with _connect(address, timeout_s) as connection:
+        if not _is_own(connection):
+            raise NumapinError("the socket for numapin.share belongs to another user", _OTHER_NAME)
+        with suppress(ConnectionError):  # the first rank has ended
+            connection.send(json.dumps(hello).encode())
+            content, descriptors, *_rest = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
+    if descriptors:
+        os.set_inheritable(descriptors[0], False)
+        return descriptors[0]
+    if not content:
+        raise NumapinError("the first rank of this host ended before it had shared the data", _SEE_FIRST)
+    failure = json.loads(content)
+    if not failure:
+        raise NumapinError("the shared memory was not received: too many open files", "raise the limit: ulimit -n")
+    raise (UsageError if failure["is_usage"] else NumapinError)(failure["message"], failure["hint"])
+
+
+def _encoded(error: BaseException, rank: int) -> bytes:
+    """Return an error of the first rank for the others."""
+    if isinstance(error, NumapinError):
+        message, hint = error.message, error.hint
+    else:
+        message, hint = f"local rank {rank} did not share its data: {type(error).__name__}: {error}", _SEE_FIRST
+    failure = {"message": message[:_MAX_TEXT], "hint": hint, "is_usage": isinstance(error, UsageError)}
+    return json.dumps(failure).encode()
+
+
+def _connect(address: str, timeout_s: float) -> socket.socket:
+    until_s = time.monotonic() + timeout_s
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(None)  # whatever the user's default is: data may take long to make
+        try:
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            if not isinstance(error, ConnectionRefusedError):
+                raise NumapinError(f"the first rank's socket cannot be reached: {error.strerror}", "") from None
+        else:
+            return connection
+        if time.monotonic() > until_s:
+            problem = f"the first rank of this host did not call numapin.share within {timeout_s:g} s"
+            raise NumapinError(problem, _IN_ALL)
+        time.sleep(_POLL_S)
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Return whether the other side runs as this user."""
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(content)[1] == os.geteuid())
+
+
+def _contradiction(hello: Hello, first: int, call: str, data: str) -> str:
+    """Return how a rank's call differs from the first rank's; "": it does not."""
+    if hello.call != call:
+        return f"local rank {first} called it with {call}, and local rank {hello.rank} with {hello.call}"
+    if hello.data and data and hello.data != data:
+        return f"local rank {first} passed {data}, and local rank {hello.rank} passed {hello.data}"
+    return ""

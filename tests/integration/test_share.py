@@ -1,0 +1,283 @@
+"""`numapin.share` between processes: ranks, the processes they start, failures, and what is left after SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.launching import all_ended, call, environment, script
+from tests.waiting import wait_until
+
+BEGIN = """
+import json, os, sys, time, pathlib, numapin
+def files():
+    maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split()[4] for line in maps if "memfd:numapin-share" in line})
+def load():
+    print("made", flush=True)
+    return [(f"{number}.jpg", number) for number in range(5000)]
+def show(**found):
+    os.write(1, (json.dumps({"rank": os.environ.get("RANK"), **found}) + chr(10)).encode())
+"""
+SHARE = f"""{BEGIN}
+shared = numapin.share(load)
+show(last=shared[-1], length=len(shared), files=files())
+time.sleep(1) # so that no other file gets the same number
+"""
+KILLED = f"""{BEGIN}
+shared = numapin.share(load)
+show(files=files(), pid=os.getpid())
+time.sleep(1000)
+"""
+
+
+def ranks(text: str, num_ranks: int, **changes: str) -> list[Any]:
+    """Start ranks without a launcher, as one would; return how each ended."""
+    job = {"LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(os.getpid()), "NUMAPIN_RUN_DIR": ""}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", text],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(**job, **{"LOCAL_RANK": str(rank), "RANK": str(rank), **changes}),
+        )
+        for rank in range(num_ranks)
+    ]
+    return all_ended(*started)
+
+
+def found_by(outputs: str) -> list[dict[str, Any]]:
+    """Return what the ranks have shown, in their order."""
+    lines = [json.loads(line) for line in outputs.splitlines() if line.startswith("{")]
+    return sorted(lines, key=lambda line: str(line["rank"]))
+
+
+def check_shared(outputs: str, num_ranks: int) -> None:
+    """Check that the data was made once, and that all ranks map one file."""
+    found = found_by(outputs)
+    assert outputs.count("made\n") == 1
+    assert [rank["rank"] for rank in found] == [str(rank) for rank in range(num_ranks)]
+    assert [(rank["last"], rank["length"]) for rank in found] == [(["4999.jpg", 4999], 5000)] * num_ranks
+    assert len({*map(str, (rank["files"] for rank in found))}) == 1
+    assert len(found[0]["files"]) == 1
+
+
+@pytest.mark.parametrize("launcher", ["numapin", "torch.distributed.run"])
+def test_ranks_of_a_launcher_share_one_file(tmp_path: Path, launcher: str) -> None:
+    """Under numapin run and torchrun, the first rank makes the data, and all ranks map the same file."""
+    command = (sys.executable, "-m", launcher, *(["run", "--quiet"] if launcher == "numapin" else []))
+    done = call(*command, "--nproc-per-node", "3", script(tmp_path, SHARE))
+    assert done.status == 0, done.err
+    check_shared(done.out, 3)
+
+
+def test_ranks_that_all_see_local_rank_0_share_one_file() -> None:
+    """With torchrun's --virtual-local-rank, RANK tells which rank is the first of its host."""
+    done = ranks(SHARE, 2, LOCAL_RANK="0", TORCHELASTIC_RUN_ID="x")
+    assert [rank.status for rank in done] == [0, 0], done
+    check_shared("".join(rank.out for rank in done), 2)
+
+
+def test_calls_are_matched_by_number_and_name() -> None:
+    """The second call of each rank gets the second data; calls with names may come in any order."""
+    text = f"""{BEGIN}
+first, second = (numapin.share(lambda: [number]) for number in (1, 2))
+show(found=[first[0], second[0], *(numapin.share([7], name=name)[0] for name in ("a", "b"))])
+"""
+    done = ranks(text, 2)
+    assert [rank["found"] for one in done for rank in found_by(one.out)] == [[1, 2, 7, 7]] * 2, done
+
+
+DIFFERENT = {
+    "length": ("numapin.share([0] * (3 + int(os.environ['RANK'])))", "a list of length 3", "a list of length 4"),
+    "type": ("numapin.share([(0,), [0]][int(os.environ['RANK'])])", "a tuple of length 1", "a list of length 1"),
+    "placement": (
+        "numapin.share([0], placement=['interleave', 'per-node'][int(os.environ['RANK'])])",
+        *("placement='interleave'", "placement='per-node'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_data_is_an_error_in_all_ranks(name: str) -> None:
+    """If the ranks pass data of different types or lengths, or other placements, each of them names both."""
+    code, first, second = DIFFERENT[name]
+    for done in ranks(f"{BEGIN}\n{code}", 2):
+        assert done.status == 1
+        assert "numapin.errors.UsageError: " in done.err
+        assert first in done.err
+        assert second in done.err
+
+
+def test_a_failure_of_the_first_rank_reaches_all() -> None:
+    """If the first rank cannot make the data, it raises its own error, and the others one that quotes it."""
+    text = f"{BEGIN}\nnumapin.share(lambda: time.sleep(1) or {{}}['missing'], timeout_s=60)"
+    first, second = ranks(text, 2)
+    assert first.err.endswith("KeyError: 'missing'\n")
+    assert "NumapinError: local rank 0 did not share its data: KeyError: 'missing'" in second.err
+
+
+def test_the_death_of_the_first_rank_reaches_all() -> None:
+    """If the first rank is killed while it makes the data, the others do not wait for their time limit."""
+    text = f"{BEGIN}\nnumapin.share(lambda: time.sleep(1) or os.kill(os.getpid(), 9), timeout_s=1000)"
+    first, second = ranks(text, 2)
+    assert first.status == -signal.SIGKILL
+    assert "the first rank of this host ended before it had shared the data" in second.err
+
+
+@pytest.mark.parametrize(("absent", "problem"), [(0, "the first rank of this host"), (1, "local rank 1")])
+def test_a_rank_that_does_not_call_is_named(absent: int, problem: str) -> None:
+    """After the time limit, the ranks that wait name the one that did not call it."""
+    text = f"{BEGIN}\nif os.environ['RANK'] != '{absent}': numapin.share([1], timeout_s=0.5)"
+    done = ranks(text, 2)
+    assert done[absent].status == 0
+    assert f"{problem} did not call numapin.share within 0.5 s" in done[1 - absent].err
+
+
+def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
+    """Once the launcher and all ranks are killed, no process maps the file; neither file nor socket had a name."""
+    launcher = [sys.executable, "-m", "numapin", "run", "--quiet", "--nproc-per-node", "2"]
+    command = [*launcher, script(tmp_path, KILLED)]
+    out = tmp_path / "out"
+    with out.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, env=environment(TMPDIR=str(tmp_path)))
+    try:
+        assert wait_until(lambda: len(found_by(out.read_text())) == 2, limit_s=100)
+        found = found_by(out.read_text())
+        assert mapped(found[0]["files"][0])
+    finally:
+        process.kill()
+        process.wait()
+    for rank in found:
+        os.kill(rank["pid"], signal.SIGKILL)
+    assert wait_until(lambda: not mapped(found[0]["files"][0]), limit_s=60)
+    assert "numapin-share" not in Path("/proc/net/unix").read_text()
+    places = (tmp_path, Path("/dev/shm"))  # noqa: S108 - only looked at
+    assert not [path for place in places for path in place.rglob("*numapin-share*")]
+
+
+def mapped(number: str) -> bool:
+    """Return whether a process maps a file of shared memory with this number."""
+
+    def maps_it(path: Path) -> bool:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            return False
+        return any("memfd:numapin-share" in line and line.split()[4] == number for line in lines)
+
+    return any(map(maps_it, Path("/proc").glob("[0-9]*/maps")))
+
+
+PROCESSES = f"""{BEGIN}
+import multiprocessing, numpy
+def read(shared, array, answers):
+    where = array.__array_interface__["data"][0]
+    ranges = [[int(part, 16) for part in line.split()[0].split("-")] for line in open("/proc/self/maps")
+              if "memfd:numapin-share" in line]
+    is_inside = any(start <= where < end for start, end in ranges)
+    answers.put((list(shared) == load(), array.tolist(), is_inside, files()))
+if __name__ == "__main__":
+    data = numapin.share({{"samples": load(), "numbers": numpy.arange(100_000)}})
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        answers = context.SimpleQueue()
+        process = context.Process(target=read, args=(data["samples"], data["numbers"][7:20:2], answers))
+        process.start()
+        show(method=method, found=answers.get(), files=files())
+        process.join()
+"""
+
+
+def test_processes_of_every_kind_map_the_same_file(tmp_path: Path) -> None:
+    """Forked processes, and those that get their arguments pickled, map the file; an array's slice is not copied."""
+    done = call(sys.executable, script(tmp_path, PROCESSES))
+    assert done.status == 0, done.err
+    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert [each["method"] for each in found] == ["fork", "spawn", "forkserver"]
+    for each in found:
+        assert each["found"] == [True, list(range(7, 20, 2)), True, each["files"]]
+
+
+LOADERS = f"""{BEGIN}
+import torch
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, samples, rows):
+        self.samples, self.rows = samples, rows
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, index):
+        inside = any(
+            int(line.split("-")[0], 16) <= self.rows.data_ptr() < int(line.split()[0].split("-")[1], 16)
+            for line in open("/proc/self/maps") if "memfd:numapin-share" in line
+        )
+        return self.rows[index] + self.samples[index][1], inside
+if __name__ == "__main__":
+    rows = numapin.share(torch.arange(800).view(8, 100))
+    for kind in (torch.utils.data.DataLoader, numapin.DataLoader):
+        loader = kind(Rows(numapin.share(load), rows[:, 3]), batch_size=4, num_workers=1,
+                      multiprocessing_context="spawn")
+        values, inside = zip(*loader)
+        show(values=torch.cat(values).tolist(), inside=torch.cat(inside).tolist())
+"""
+
+
+def test_workers_that_are_not_forked_read_the_same_tensor(tmp_path: Path) -> None:
+    """Workers of torch's DataLoader and of ours get a slice of a shared tensor by reference."""
+    done = call(sys.executable, script(tmp_path, LOADERS))
+    assert done.status == 0, done.err
+    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    assert [each["values"] for each in found] == [[101 * index + 3 for index in range(8)]] * 2
+    assert [each["inside"] for each in found] == [[True] * 8] * 2
+
+
+MEMORY = f"""{BEGIN}
+import gc, re
+def anonymous():
+    return int(re.search("Pss_Anon: *([0-9]+)", open("/proc/self/smaps_rollup").read())[1])
+def total(samples):
+    return sum(len(samples[number][0]) + samples[number][1] for number in range(len(samples)))
+samples = [(f"train/n{{number:08}}.jpg", 1000 + number) for number in range(200_000)]
+shared = numapin.share(samples)
+data = shared if sys.argv[1] == "shared" else samples
+gc.freeze()
+growth = []
+for number in range(4):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        before = anonymous()
+        total(data)
+        grown = anonymous() - before
+        pss = re.findall("memfd:numapin-share.*?Pss: *([0-9]+)", open("/proc/self/smaps").read(), re.S)
+        os.write(writer, json.dumps([grown, sum(map(int, pss))]).encode())
+        time.sleep(1000)
+    growth.append(json.loads(os.read(reader, 100)))
+(size,) = {{os.stat(f"/proc/self/fd/{{fd}}").st_blocks // 2 for fd in os.listdir("/proc/self/fd")
+           if os.path.lexists(f"/proc/self/fd/{{fd}}") and "share" in os.readlink(f"/proc/self/fd/{{fd}}")}}
+show(growth=growth, size=size)
+os.killpg(0, 9)
+"""
+
+
+@pytest.mark.parametrize("kind", ["shared", "list"])
+def test_four_readers_need_one_copy(tmp_path: Path, kind: str) -> None:
+    """Four forked processes that read all tuples add less than a fifth of a copy; with a plain list, several copies."""
+    path = script(tmp_path, MEMORY)
+    out = tmp_path / "out"
+    with out.open("w") as file:
+        command = [sys.executable, path, kind]
+        subprocess.run(command, stdout=file, env=environment(), start_new_session=True, check=False)
+    (found,) = found_by(out.read_text())
+    copies = sum(grown for grown, _pss in found["growth"]) / found["size"]
+    if kind == "shared":
+        assert copies < 0.2, found
+    else:
+        assert copies > 1, found

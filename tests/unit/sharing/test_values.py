@@ -1,0 +1,270 @@
+"""What comes back from `numapin.share` in a process that is alone: values, types, views, refusals."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import mmap
+import os
+import pickle
+from collections import namedtuple
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import numapin
+
+Point = namedtuple("Point", "x y")  # noqa: PYI024 - as in users' data
+LISTS: dict[str, Any] = {
+    "tuples": [(f"train/{number}.jpg", number % 7) for number in range(5000)],
+    "numbers": [0, -1, 1 << 80, 2.5, math.inf, True, None, 3j],
+    "texts": ["", "ä", "\U0001f600", "\udc80", "a" * 100_000],
+    "bytes": [b"", b"\0\xff", bytes(100_000)],
+    "nested": [{"boxes": [(1, 2.0)], "name": None}, [[]], ()],
+    "objects": [Point(1, date(2026, 1, 2)), Path("a"), {1, 2}, bytearray(b"x"), Point],
+    "long entries": [list(range(2000)), {number: str(number) for number in range(2000)}],
+    "empty": [],
+}
+
+
+def opened_files() -> dict[int, Path]:
+    """Return the shared memory that this process has: by the file's number, the path of a descriptor."""
+    gc.collect()  # an earlier test's exception may hold some
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of this very listing
+            if "numapin-share" in str(path.readlink()):
+                found[path.stat().st_ino] = path
+    return found
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("name", LISTS)
+def test_entries_have_value_and_type(name: str, kind: type) -> None:
+    """Entries of lists and tuples are equal to the original ones, and of the same type unless they are long."""
+    original = LISTS[name]
+    shared = numapin.share(kind(original))
+    assert len(shared) == len(original)
+    for index, value in enumerate(original):
+        found = shared[index]
+        if name == "long entries":
+            assert (dict if isinstance(value, dict) else list)(found) == value
+        else:
+            assert (type(found), found) == (type(value), value)
+    assert repr(list(shared)) == repr(shared[:])
+
+
+def test_numbers_of_numpy_stay_what_they_are() -> None:
+    """Numbers of numpy, which support the buffer protocol as bytes do, keep their type and value."""
+    shared = numapin.share([np.int64(3), np.float32(0.5), np.str_("x")])
+    assert [type(value) for value in shared] == [np.int64, np.float32, np.str_]
+    assert list(shared) == [3, 0.5, "x"]
+
+
+def test_a_list_is_indexed_as_lists_are() -> None:
+    """Negative and numpy's indices, slices, iteration and `in` do what they do with a list; so do wrong indices."""
+    original = [(str(number), number) for number in range(10)]
+    shared = numapin.share(original)
+    assert [shared[-1], shared[np.int64(2)], shared[torch.tensor(3)]] == [original[-1], original[2], original[3]]
+    assert shared[2:8:3] == original[2:8:3]
+    assert shared[::-1] == original[::-1]
+    assert ("4", 4) in shared
+    assert shared.index(("4", 4)) == 4
+    for index in (10, -11):
+        with pytest.raises(IndexError):
+            shared[index]
+    with pytest.raises(TypeError):
+        shared["0"]
+    with pytest.raises(TypeError):
+        shared[0] = 1
+
+
+def test_an_entry_is_made_anew() -> None:
+    """Changing an entry does not change the data."""
+    shared = numapin.share([[1, 2], {"a": [3]}])
+    shared[0].append(9)
+    shared[1]["a"].clear()
+    assert list(shared) == [[1, 2], {"a": [3]}]
+
+
+def test_keys_are_found_as_in_a_dict() -> None:
+    """Equal keys of another type are found, missing ones raise KeyError, and the order is kept."""
+    original: dict[Any, Any] = {f"k{number}": number for number in range(5000)}
+    original |= {1: "one", 2.5: "two and a half", -1: "minus", b"b": "bytes", ("t", 1): "tuple", 1 << 70: "large"}
+    shared = numapin.share(original)
+    assert dict(shared) == original
+    assert list(shared) == list(original)
+    assert [shared[key] for key in (True, 1.0, np.int64(1), np.float64(2.5), ("t", 1.0))] == [
+        *("one", "one", "one", "two and a half", "tuple")
+    ]
+    assert shared.get("missing") is None
+    for key in ("missing", 7, [], object()):
+        with pytest.raises(KeyError):
+            shared[key]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).view(2, 3, 4),
+        torch.arange(24, dtype=torch.int16).view(4, 6).t(),
+        torch.arange(10, dtype=torch.bfloat16)[::2],
+        torch.tensor(True),
+        torch.tensor([1 + 2j, 3j]).conj(),
+        torch.empty(0, 3),
+        torch.ones(3, requires_grad=True),
+    ],
+    ids=["dense", "transposed", "strided", "scalar", "conjugated", "empty", "requires grad"],
+)
+def test_a_tensor_is_a_view(tensor: torch.Tensor) -> None:
+    """A tensor has its value, dtype and shape, alone and in containers, and its memory is the sealed file."""
+    alone, inside = numapin.share(tensor), numapin.share({"t": [tensor, 1]})["t"][0]
+    for shared in (alone, inside):
+        assert (shared.dtype, shared.shape, shared.requires_grad) == (tensor.dtype, tensor.shape, False)
+        assert torch.equal(shared, tensor.detach())
+        assert shared.numel() == 0 or is_in_file(shared.data_ptr())
+
+
+def test_a_write_to_a_tensor_stays_in_this_process() -> None:
+    """A write changes the process's own copy of the page: neither it nor the file's seal ends the process."""
+    before = opened_files().keys()
+    shared = numapin.share([torch.zeros(4)])
+    first = shared[0]
+    first += 1
+    (path,) = [path for number, path in opened_files().items() if number not in before]
+    fd = int(path.name)
+    assert torch.equal(shared[0], torch.ones(4))
+    assert os.pread(fd, 16, 0) == bytes(16)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12.0).reshape(3, 4),
+        np.asfortranarray(np.arange(12).reshape(3, 4)),
+        np.arange(20)[::3],
+        np.array([("a", 1)], dtype=[("name", "U3"), ("number", "i4")]),
+        np.array(5),
+        np.empty((0, 2)),
+    ],
+    ids=["dense", "fortran", "strided", "structured", "scalar", "empty"],
+)
+def test_an_array_is_a_read_only_view(array: np.ndarray[Any, Any]) -> None:
+    """An array has its value, dtype and shape, its memory is the sealed file, and writing to it raises ValueError."""
+    shared = numapin.share({"a": array})["a"]
+    assert (shared.dtype, shared.shape) == (array.dtype, array.shape)
+    assert np.array_equal(shared, array)
+    assert not shared.flags.writeable
+    assert shared.size == 0 or is_in_file(shared.ctypes.data)
+
+
+def test_bytes_are_a_read_only_view() -> None:
+    """Bytes on their own come back as a memoryview; a short text and a number come back as they are."""
+    shared = numapin.share(b"abc")
+    assert (bytes(shared), shared.readonly) == (b"abc", True)
+    assert (numapin.share("text"), numapin.share(7), numapin.share(None)) == ("text", 7, None)
+
+
+class Images:
+    """A data set as torchvision's: two names for one list."""
+
+    def __init__(self) -> None:
+        self.samples = [(f"{number}.jpg", number) for number in range(20_000)]
+        self.imgs = self.samples
+        self.classes = ["a", "b"]
+
+
+def test_long_lists_in_an_object_are_shared_once() -> None:
+    """An object comes back with its type; its long list is shared, and written once although it has two names."""
+    before = opened_files().keys()
+    images = numapin.share(Images)
+    (size,) = [path.stat().st_size for number, path in opened_files().items() if number not in before]
+    assert isinstance(images, Images)
+    assert images.classes == ["a", "b"]
+    assert list(images.samples) == list(images.imgs) == Images().samples
+    assert size < 20_000 * 40  # bytes: a tuple of 9 characters and a number takes 32
+
+
+def test_an_arrow_table_is_a_view() -> None:
+    """A table has its value; its buffers are in the sealed file."""
+    arrow = pytest.importorskip("pyarrow", reason="no pyarrow; type: pip install pyarrow")
+    table = arrow.table({"number": list(range(5000)), "text": [str(number) for number in range(5000)]})
+    shared = numapin.share({"t": table})["t"]
+    assert shared.equals(table)
+    buffers = [buffer for column in shared.columns for chunk in column.chunks for buffer in chunk.buffers() if buffer]
+    assert buffers
+    assert all(is_in_file(buffer.address) for buffer in buffers)
+
+
+def test_memory_goes_with_the_last_view() -> None:
+    """The file is closed once neither the data nor a view of it is left; a view keeps it."""
+    before = opened_files().keys()
+    shared = numapin.share({"t": torch.zeros(1000)})
+    tensor = shared["t"][3:]
+    del shared
+    assert torch.equal(tensor, torch.zeros(997))
+    assert len(opened_files().keys() - before) == 1
+    del tensor
+    assert opened_files().keys() == before
+
+
+def test_a_copy_is_the_same_memory() -> None:
+    """A deep copy, as frameworks make of data sets, has the same memory, which cannot change anyway."""
+    shared = numapin.share({"a": [1] * 2000})
+    assert copy.deepcopy(shared) is shared
+    assert copy.deepcopy({"x": shared["a"]})["x"][5] == 1
+
+
+class Calls(Dataset[int]):
+    """A data set that shares in its worker."""
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        """Call it where it must not be called."""
+        numapin.share([1])
+        return 0
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "a long text": (lambda: numapin.share("x" * (1 << 20)), "a text of 1048576 characters", "encoded bytes"),
+    "keys": (lambda: numapin.share({object(): 1}), "a key is of type object", "text or numbers"),
+    "a device": (lambda: numapin.share([torch.empty(2, device="meta")]), "its device is meta", r"tensor\.cpu\(\)"),
+    "a placement": (lambda: numapin.share([1], placement="near"), "'near' is unknown", "interleave, per-node"),
+    "a pickle": (lambda: pickle.dumps(numapin.share([1])), "only for a new process", "before the process starts"),
+    "a worker": (lambda: list(DataLoader(Calls(), num_workers=1)), "in a DataLoader worker", "call it in the rank"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_remedy(name: str) -> None:
+    """What cannot be shared is a UsageError that says what was seen and what to do, and leaves no descriptor behind."""
+    call, message, hint = REFUSED[name]
+    before = opened_files().keys()
+    with pytest.raises(numapin.UsageError, match=rf"(?s){message}.*hint: .*{hint}"):
+        call()
+    assert opened_files().keys() == before
+
+
+def is_in_file(address: int) -> bool:
+    """Return whether an address is in a mapping of shared memory."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= address < end:
+            return "memfd:numapin-share" in line
+    return False
