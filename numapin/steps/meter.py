@@ -219,8 +219,6 @@ class StepMeter(recorder.StepListener):
 
     def write(self, phase: Phase) -> None:
         """Write what was measured so far. At the script's end, batches count as steps if no optimizer has stepped."""
-        from torch import cuda
-
         unit = self.unit
         if phase is Phase.ENDED and unit not in self.loops:
             unit = StepUnit.BATCH
@@ -244,7 +242,6 @@ class StepMeter(recorder.StepListener):
                 waited_ns=end.waited_ns - begin.waited_ns,
                 num_batches=num_batches,
                 num_samples=num_samples,
-                gpu_memory_bytes=int(cuda.max_memory_allocated()) if cuda.is_initialized() else None,
             )
         with opened(str(self.path.parent)) as folder:
             replace_at(folder, self.path.name, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")

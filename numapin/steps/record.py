@@ -86,7 +86,6 @@ class RankSteps:
         waited_ns: The time that the loop was inside `next()` of a DataLoader during the window.
         num_batches: The number of batches that it took then.
         num_samples: The number of samples in them, by the loader's batch size.
-        gpu_memory_bytes: The most memory that torch has allocated on the rank's GPU.
         trace: The file with the trace, beside the record.
         num_traced: The number of whole steps in it.
         reason: Why the trace has fewer steps than were asked for, or why there is no trace.
@@ -108,7 +107,6 @@ class RankSteps:
     waited_ns: int = 0
     num_batches: int = 0
     num_samples: int | None = None
-    gpu_memory_bytes: int | None = None
     num_local_ranks: int = 0
     trace: str | None = None
     num_traced: int = 0
