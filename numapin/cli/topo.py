@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.text import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, format_options, one_format, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, format_options, one_format, run_names, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.errors import NumapinError, UsageError
 
@@ -35,7 +35,7 @@ _PLANNED: Final = ("tree", *_DRAWN)
     is_flag=False,
     flag_value=_NEW_PLAN,
     metavar="[FILE]",
-    shell_complete=all_run_names,
+    shell_complete=run_names(are_live=False),
     help="Mark each rank's CPUs, memory and GPU, from a plan.json, from a run (@last: the newest one), or from the "
     "plan that `numapin plan` would make.",
 )
