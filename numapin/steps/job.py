@@ -21,7 +21,7 @@ from numapin.base.redact import without_secrets
 from numapin.base.text import counted, printable
 from numapin.errors import MachineFileError
 from numapin.rank.hook_env import STEPS_VARIABLE
-from numapin.steps.record import SCHEMA, Phase, RankSteps, StepUnit
+from numapin.steps.record import SCHEMA, TRACE, Phase, RankSteps, StepUnit
 from numapin.system import proc
 from numapin.system.calls import end_with_parent
 
@@ -33,8 +33,6 @@ _LOOK_S: Final = 0.3
 _WAITED: Final = (
     *(signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
 )
-TRACE: Final = ".trace.json"
-"""The end of the name of a rank's trace, beside its record."""
 _KILL_S: Final = 10.0  # a process in an uninterruptible wait cannot be killed
 _REST_WAIT_S: Final = 30.0  # for ranks that seem not to step, once another one has measured its last step
 _SHOWN_CHARS: Final = 300

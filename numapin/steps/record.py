@@ -13,6 +13,8 @@ from numapin.base.records import AtMost
 from numapin.base.strict_json import decode, encode
 
 SCHEMA: Final = "numapin.steps/1"
+TRACE: Final = ".trace.json"
+"""The end of the name of a rank's trace, beside its record."""
 MOST_STEPS: Final = 10_000
 FEWEST_STEPS: Final = 2
 """The fewest steps of a window: one step is no average."""
@@ -116,6 +118,12 @@ class RankSteps:
     def has_steps(self) -> bool:
         """Return whether the rank has measured enough steps, and measures no more."""
         return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) >= FEWEST_STEPS
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether it stays although its process has ended: all steps of a rank, or some of a training."""
+        is_training = self.unit is StepUnit.OPTIMIZER_STEP and (self.has_steps or self.num_traced > 0)
+        return self.phase is Phase.DONE or is_training
 
     @property
     def window_s(self) -> float:

@@ -22,8 +22,7 @@ from numapin.base.records import read_record
 from numapin.base.strict_json import decode
 from numapin.base.text import counted, printable
 from numapin.errors import NumapinError, UsageError
-from numapin.steps.job import TRACE
-from numapin.steps.record import SCHEMA, RankSteps
+from numapin.steps.record import SCHEMA, TRACE, RankSteps
 from numapin.trace.analysis import analyze
 from numapin.trace.records import Copy, Kernel, Span, Trace, read_noted
 from numapin.trace.report import make_report, name_of
@@ -96,15 +95,7 @@ def _integer(value: object) -> int | None:
 
 
 def read_trace(content: object, *, source: str) -> Trace:
-    """Read a decoded trace file.
-
-    Args:
-        content: The decoded JSON, which may be anything.
-        source: The file's name, for messages.
-
-    Raises:
-        UsageError: The content is not a Chrome trace, or has no complete event.
-    """
+    """Read a decoded trace file, whose content may be anything. Raises UsageError if it has no complete event."""
     source = printable(source)
     top = content if isinstance(content, dict) else {"traceEvents": content}
     raw = top.get("traceEvents")
@@ -250,12 +241,13 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
         yield Copy(
             start=event.span.start,
             end=event.span.end,
+            name=event.name,
+            row=event.number("stream"),
             direction=direction,
             source=source,
             target=target,
             num_bytes=num_bytes if num_bytes is not None and num_bytes >= 0 else None,
             device=event.number("device"),
-            stream=event.number("stream"),
             call=call.span if call else None,
             waits=_within(synchronizations[call.tid], call.span.end, operator.span.end) if call and operator else (),
             operator=operator.name if operator else None,
