@@ -249,9 +249,7 @@ def measure(
 ) -> None:
     """Measure, show the report and write the file; `program` is the first word of the command line in the report.
 
-    Raises:
-        NumapinError: Nothing was measured, or the file cannot be written.
-        Stopped: A signal ended the measurement. What was measured is shown and written, marked as partial.
+    Raises NumapinError if nothing was measured, and Stopped, with a partial report, if a signal ended the measurement.
     """
     from numapin.bench import process
 

@@ -53,10 +53,7 @@ def figures_of(
     cpu_at: Callable[[float], float | None],
     host_cpu_at: Callable[[float], float | None],
 ) -> dict[str, float]:
-    """Return the figures of a run in which each of these ranks has measured steps; unknown ones are left out.
-
-    Times are of CLOCK_MONOTONIC.
-    """
+    """Return the known figures of a run in which each of these ranks has measured steps (times: CLOCK_MONOTONIC)."""
     slowest = slowest_of(ranks)
     begin_s, end_s, window_s = slowest.begin_s, slowest.end_ns / 1e9, slowest.window_s
     steps_s = sorted(step / 1e9 for step in slowest.step_ns)
