@@ -55,23 +55,6 @@ _ALL_ALIKE: Final = "All GPUs of a pod have the same value of this attribute; a 
 _EACH_ALIKE: Final = (
     "Each GPU has the same value of this attribute as its own devices, which serve the rank of that GPU."
 )
-_RESERVED: Final = frozenset(
-    f"PET_{name}" for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_ADDR")
-)
-"""Variables that numapin or an operator sets, from the options of `numapin job`."""
-_OF_RANKS: Final = frozenset(
-    (
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-        *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")),
-        *(f"NUMAPIN_{name}" for name in ("BINDING", "CHILDREN", "DATALOADER", "NIC_ENV", "STEPS", "TRACE")),
-    )
-)
-"""Variables that numapin sets for each rank."""
-_OPTION_OF: Final = {
-    "NUMAPIN_DATALOADER": "give --dataloader instead",
-    "NUMAPIN_NIC_ENV": "give --nic-env instead",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +282,7 @@ def _security(options: PodOptions) -> tuple[str, dict[str, object]]:
 
 
 def _environment(request: JobRequest, form: _Form) -> list[dict[str, object]]:
-    """Return the variables of `numapin run`, and the user's. Raises UsageError for one that numapin sets."""
+    """Return the variables of `numapin run`, and the user's. Raises UsageError for one that is both."""
     kind, has_others = request.kind, request.nodes > 1
     values: dict[str, str] = {}
     if kind is not KubernetesKind.TRAINJOB:
@@ -313,11 +296,8 @@ def _environment(request: JobRequest, form: _Form) -> list[dict[str, object]]:
     if has_others and kind is not KubernetesKind.LEADERWORKERSET:
         of_pod["PET_RDZV_ID"] = _JOB_UID
     for variable, _ in request.pod.env:
-        if variable in _RESERVED or variable in values or variable in of_pod:
+        if variable in values or variable in of_pod:
             raise UsageError(f"--env {variable}: the manifest sets this variable itself", "leave it out")
-        if variable in _OF_RANKS:
-            remedy = _OPTION_OF.get(variable, "leave it out")
-            raise UsageError(f"--env {variable}: numapin sets this variable itself, for each rank", remedy)
     entries: list[dict[str, object]] = [{"name": variable, "value": value} for variable, value in values.items()]
     for variable, path in of_pod.items():
         entries.append({"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}})

@@ -162,9 +162,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     f"kubernetes --nodes 2 {_POD}": (
         *("--ipc-lock --pod-security baseline", "--pod-security none", "--seccomp-profile ''", "--gpus-per-node a:4"),
-        *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2", "--env ROLE_RANK=1"),
-        *("--env TORCHELASTIC_RUN_ID=1", "--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env NUMAPIN_BINDING=5"),
-        *("--env NUMAPIN_DATALOADER=numapin", "--env LOCAL_RANK=0", "--env-from wandb", "--env-from secret/"),
+        *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2"),
+        *("--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env-from wandb", "--env-from secret/"),
         *("--pull-secret a --pull-secret a", "--volume data", "--volume data:/data", "--volume pvc/data:data"),
         *("--volume pvc/data:/", "--volume pvc/data:/data:rx", "--volume pvc/:/data", "--volume :/data"),
         *(
