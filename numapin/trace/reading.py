@@ -24,7 +24,7 @@ from numapin.base.text import counted, printable
 from numapin.errors import NumapinError, UsageError
 from numapin.steps.record import SCHEMA, TRACE, RankSteps
 from numapin.trace.analysis import analyze
-from numapin.trace.records import Copy, Kernel, Span, Trace, read_noted
+from numapin.trace.records import Copy, Kernel, Span, Trace, read_noted, timed_spans
 from numapin.trace.report import make_report, name_of
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def read_trace(content: object, *, source: str) -> Trace:
         step_unit=step_unit,
         steps=steps,
         waits=waits,
-        loads=_timed(metadata.get("loads"), "load", zero_ns),
-        pins=(*loop_pins, *_timed(metadata.get("pins"), "pin", zero_ns)),
+        loads=timed_spans(metadata.get("loads"), "load", zero_ns),
+        pins=(*loop_pins, *timed_spans(metadata.get("pins"), "pin", zero_ns)),
         loop_pins=loop_pins,
         copies=tuple(_copies(by_kind["copy"], calls, operators)),
         kernels=tuple(
@@ -267,22 +267,6 @@ def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]
     first = bisect_left(spans, start, key=attrgetter("start"))
     last = bisect_left(spans, end, key=attrgetter("start"))
     return tuple(spans[first : min(last, first + _MOST_WAITS)])
-
-
-def _timed(value: object, name: str, zero_ns: int) -> tuple[Span, ...]:
-    """Return the spans [row, start, end] that the hook timed, in ns since 1970, without those inside an earlier one.
-
-    torch pins the tensors of a batch one by one, inside the call that pins the batch. Malformed rows are skipped.
-    """
-    rows = [row for row in value if isinstance(row, list) and len(row) == 3] if isinstance(value, list) else []
-    valid = [row for row in rows if None not in map(_integer, row)]
-    spans: list[Span] = []
-    last_end: dict[int, int] = {}
-    for row, start, end in sorted(valid, key=lambda timed: (timed[1], -timed[2])):
-        if end > last_end.get(row, 0):
-            last_end[row] = end
-            spans.append(Span(start=(start - zero_ns) / 1000, end=(end - zero_ns) / 1000, name=name, row=row))
-    return tuple(spans)
 
 
 # --- files and folders -----------------------------------------------------------------------------------------------

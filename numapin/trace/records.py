@@ -230,19 +230,25 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
             for loader in _list(value.get("loaders"))
             if isinstance(loader, dict)
         ),
-        epochs=_epochs(value.get("epochs"), zero_ns),
-        ends=_epochs(value.get("ends"), zero_ns),
+        epochs=timed_spans(value.get("epochs"), "epoch", zero_ns),
+        ends=timed_spans(value.get("ends"), "epoch", zero_ns),
         samples=tuple(samples),
     )
 
 
-def _epochs(value: object, zero_ns: int) -> tuple[Span, ...]:
-    """Return the spans of [loader, start, end], in the order of their starts."""
-    rows = sorted(_rows(value), key=lambda row: row[1])
-    return tuple(
-        Span(start=(start - zero_ns) / 1000, end=(max(end, start) - zero_ns) / 1000, name="epoch", row=loader)
-        for loader, start, end in rows
-    )
+def timed_spans(value: object, name: str, zero_ns: int) -> tuple[Span, ...]:
+    """Return the spans [row, start, end] that the hook timed, in ns since 1970, without those inside an earlier one.
+
+    torch pins the tensors of a batch one by one, inside the call that pins the batch. Malformed rows are skipped.
+    """
+    spans: list[Span] = []
+    last_end: dict[int, int] = {}
+    for row, start, end in sorted(_rows(value), key=lambda timed: (timed[1], -timed[2])):
+        if row not in last_end or end > last_end[row]:
+            last_end[row] = end
+            end_us = (max(end, start) - zero_ns) / 1000
+            spans.append(Span(start=(start - zero_ns) / 1000, end=end_us, name=name, row=row))
+    return tuple(spans)
 
 
 def _rows(value: object) -> list[list[int]]:
