@@ -35,8 +35,7 @@ def bind_to_node(node: int | None) -> Locality:
 def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: int = 0) -> torch.Tensor:
     """Return bytes of host memory, the same ones for equal arguments; `number` distinguishes buffers of one kind.
 
-    Raises:
-        MachineError: The kernel put pages on another node.
+    Raises MachineError if the kernel put pages on another node.
     """
     del number  # part of the cache's key
     home = bind_to_node(node)

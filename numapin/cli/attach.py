@@ -15,7 +15,7 @@ from numapin.attach.bind import attach as attach_to
 from numapin.attach.targets import AttachOptions, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
-from numapin.cli.options import GPU_NODES, PIDS, Parsed, json_option, live_run_names, record_of
+from numapin.cli.options import GPU_NODES, PIDS, Parsed, json_option, record_of, run_names
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
 from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.request import Bind, parse_gpus
@@ -27,7 +27,7 @@ _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 @click.option(
     "--job",
     metavar="RUN",
-    shell_complete=live_run_names,
+    shell_complete=run_names(are_live=True),
     help="An active numapin run: its folder, its name, the end of its name, or @last. Its own plan is applied again.",
 )
 @click.option(

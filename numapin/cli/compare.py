@@ -178,7 +178,7 @@ def compare(
         require_torch("numapin compare with a script")
     require_writable(output, option="--output")
 
-    # numapin's plan gives the number of ranks and their nodes; some machines have no plan.
+    # numapin's plan gives the number of ranks; some machines have no plan.
     from numapin.plan.make import default_num_ranks, make_plan  # --help needs neither
     from numapin.rank import hook_env
 
@@ -206,7 +206,6 @@ def compare(
     from numapin.bench.machine import read_machine
     from numapin.compare.campaign import JobOptions, measure_all
     from numapin.compare.report import make_report
-    from numapin.topology.sources.nvml import open_loads
 
     machine = read_machine().to_json()
     runs: list[ComparedRun] = []
@@ -250,16 +249,11 @@ def compare(
             raise NumapinError(f"{logs} cannot be used: {error.strerror}", "choose another with --logs DIR") from None
     is_complete = False
     try:
-        with (
-            EarlyEnd(hurries=True) as end,
-            open_loads([gpu.uuid for gpu in topology.visible_gpus if gpu.uuid is not None]) as loads,
-        ):
+        with EarlyEnd(hurries=True) as end:
             job_options = JobOptions(
                 settings=StepSettings(folder="", skip=skip, steps=steps, seconds=seconds),
                 timeout_s=timeout,
                 grace_s=grace,
-                nodes={rank.local_rank: rank.nodes for rank in plan.ranks} if plan else {},
-                loads=loads,
                 logs=logs and logs.absolute(),
             )
             for made in measure_all(compared, job_options, num_rounds=repeats, progress=show_status):

@@ -45,11 +45,7 @@ class EarlyEnd:
         return self._number is not None
 
     def leave(self, kept: str) -> None:
-        """End the command as the signal would have, if one came; `kept` describes what was kept of the measurement.
-
-        Raises:
-            Stopped: A signal ended the measurement. Its status is 128 plus the signal's number.
-        """
+        """Raise Stopped if a signal came; `kept` describes what was kept of the measurement."""
         self._restore()
         if self._number is not None:
             raise Stopped(self._number, kept)

@@ -20,7 +20,7 @@ from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import kubernetes, pod_options, scripts
 from numapin.jobs.notation import parse_time
-from numapin.jobs.pod_options import Gang, PodOptions, PodSecurity
+from numapin.jobs.pod_options import PodOptions, PodSecurity
 from numapin.jobs.request import (
     Form,
     JobRequest,
@@ -192,16 +192,10 @@ _KUBERNETES: Final = (
         "annotations",
     ),
     click.Option(
-        ["--gang"],
-        type=click.Choice([gang.value for gang in Gang]),
-        callback=lambda _context, _option, value: value and Gang(value),
-        help="Place all pods at once or none, by this scheduler. Kueue (--queue) admits all or none without it.",
-    ),
-    click.Option(
         ["--scheduler"],
         type=Parsed("NAME", pod_options.word),
         metavar="NAME",
-        help="Scheduler of the pods (default: the cluster's; volcano with --gang volcano).",
+        help="Scheduler of the pods (default: the cluster's).",
     ),
     _repeatable(
         "--device-class",

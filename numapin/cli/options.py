@@ -22,7 +22,7 @@ from numapin.plan.request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from click.shell_completion import CompletionItem
 
@@ -125,41 +125,33 @@ def _parse_pids(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def live_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of active runs, with their commands, and folders."""
-    from numapin.launcher.run_folder import live_runs
+def run_names(*, are_live: bool) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return the completion of @last and the names of runs, with their commands: active ones, else all, newest first.
 
-    del ctx, param
-    return _run_names(live_runs(os.environ), incomplete, others="dir")
+    The shell completes folders or files as well.
+    """
 
+    def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
 
-def all_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of all runs that have a folder, newest first, with their commands, and files."""
-    from numapin.launcher.run_folder import all_runs
+        from numapin.base.formats import quote_all
+        from numapin.base.strict_json import decode
+        from numapin.launcher.run_folder import LAST, all_runs, live_runs
+        from numapin.rank import handover
 
-    del ctx, param
-    return _run_names(all_runs(os.environ)[::-1], incomplete, others="file")
+        folders = live_runs(os.environ) if are_live else all_runs(os.environ)[::-1]
+        found = [CompletionItem(LAST, help="the newest run")] if folders and LAST.startswith(incomplete) else []
+        for folder in map(Path, folders):
+            if folder.name.startswith(incomplete):
+                command: object = None
+                with suppress(OSError, ValueError):
+                    command = decode(handover.read_text(str(folder / handover.COMMAND)))
+                argv = command.get("argv") if isinstance(command, dict) else None
+                words = argv[1:] if isinstance(argv, list) else []
+                found.append(CompletionItem(folder.name, help=quote_all(map(str, words))))
+        return [*found, CompletionItem(incomplete, type="dir" if are_live else "file")]
 
-
-def _run_names(folders: Sequence[str], incomplete: str, *, others: str) -> list[CompletionItem]:
-    """Return the runs, and @last, whose names begin as typed; the shell completes `others` ("dir", "file")."""
-    from click.shell_completion import CompletionItem
-
-    from numapin.base.formats import quote_all
-    from numapin.base.strict_json import decode
-    from numapin.launcher.run_folder import LAST
-    from numapin.rank import handover
-
-    found = [CompletionItem(LAST, help="the newest run")] if folders and LAST.startswith(incomplete) else []
-    for folder in map(Path, folders):
-        if folder.name.startswith(incomplete):
-            command: object = None
-            with suppress(OSError, ValueError):
-                command = decode(handover.read_text(str(folder / handover.COMMAND)))
-            argv = command.get("argv") if isinstance(command, dict) else None
-            words = argv[1:] if isinstance(argv, list) else []
-            found.append(CompletionItem(folder.name, help=quote_all(map(str, words))))
-    return [*found, CompletionItem(incomplete, type=others)]
+    return complete
 
 
 PIDS = click.Option(
@@ -169,7 +161,7 @@ PIDS = click.Option(
 )
 
 JOB: tuple[click.Parameter, ...] = (
-    click.Argument(["run"], required=False, shell_complete=live_run_names),
+    click.Argument(["run"], required=False, shell_complete=run_names(are_live=True)),
     PIDS,
 )
 

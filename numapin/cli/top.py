@@ -205,54 +205,43 @@ def _watch(console: Console, seen: Iterator[Top]) -> None:
 
 
 def _export(seen: Iterator[Top], job: RunningJob, path: Path | None, *, once: bool) -> None:
-    """Write one sample to stdout or a file, or all to a file until the job ends. Raises NumapinError.
-
-    When the job ends, or the export does, the file only says so: figures that are no longer true would stay there.
-    """
+    """Write the metrics of a job; at its end, or the export's, the file only says so. Raises NumapinError."""
     from numapin.view.openmetrics import ended, openmetrics
 
-    if path is not None:
-        require_writable(path, option=_OPENMETRICS)
     origin = origin_of(job, os.environ)
-    if path is None:
-        emit(openmetrics([(next(seen), origin)]))
-        return
-    if once:
-        write(openmetrics([(next(seen), origin)]), path, option=_OPENMETRICS)
-        return
-    try:
-        for now in seen:
-            write(openmetrics([(now, origin)]), path, option=_OPENMETRICS)
-    finally:
-        write(ended(job.name, origin), path, option=_OPENMETRICS)
-    say("the job ended")
+    _write_all((openmetrics([(now, origin)]) for now in seen), path, last=ended(job.name, origin), once=once)
+    if path is not None and not once:
+        say("the job ended")
 
 
 def _export_all(path: Path | None, interval_s: float, *, once: bool) -> None:
-    """Write a sample of all runs to stdout or a file, or all samples to a file until a signal. Raises NumapinError.
-
-    At the end the file has no metrics.
-    """
+    """Write the metrics of all runs until a signal; at the end the file has none. Raises NumapinError."""
     from numapin.view.openmetrics import openmetrics
 
-    if path is not None:
-        require_writable(path, option=_OPENMETRICS)
-    with open_loads(None) as loads, suppress(KeyboardInterrupt), _ended_by_signals():
+    def samples() -> Iterator[str]:
         node = NodeFollower(loads, os.environ)
         node.look()  # finds the runs
+        while True:
+            time.sleep(interval_s)
+            yield openmetrics(node.look(), num_unread=len(node.unread))
+
+    with open_loads(None) as loads, suppress(KeyboardInterrupt), _ended_by_signals():
+        _write_all(samples(), path, last=openmetrics([]), once=once)
+
+
+def _write_all(samples: Iterator[str], path: Path | None, *, last: str, once: bool) -> None:
+    """Write one sample to stdout or a file; or all to a file, and `last` at the end: old figures would stay there."""
+    require_writable(path, option=_OPENMETRICS)
+    if path is None:
+        emit(next(samples))
+    elif once:
+        write(next(samples), path, option=_OPENMETRICS)
+    else:
         try:
-            while True:
-                time.sleep(interval_s)
-                text = openmetrics(node.look(), num_unread=len(node.unread))
-                if path is None:
-                    emit(text)
-                else:
-                    write(text, path, option=_OPENMETRICS)
-                if once:
-                    return
+            for text in samples:
+                write(text, path, option=_OPENMETRICS)
         finally:
-            if path is not None and not once:
-                write(openmetrics([]), path, option=_OPENMETRICS)
+            write(last, path, option=_OPENMETRICS)
 
 
 @contextmanager

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.text import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, format_options, one_format, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, format_options, one_format, run_names, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
-from numapin.errors import NumapinError, UsageError
+from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from numapin.plan.model import Plan
-    from numapin.topology.model import Topology
 
 _LIST: Final = "example:"  # --machine example: lists the built-in machines
 _NEW_PLAN: Final = ""  # the value of --plan without a file
@@ -35,12 +34,11 @@ _PLANNED: Final = ("tree", *_DRAWN)
     is_flag=False,
     flag_value=_NEW_PLAN,
     metavar="[FILE]",
-    shell_complete=all_run_names,
+    shell_complete=run_names(are_live=False),
     help="Mark each rank's CPUs, memory and GPU, from a plan.json, from a run (@last: the newest one), or from the "
     "plan that `numapin plan` would make.",
 )
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
-@click.option("--open", "in_browser", is_flag=True, help="Open the picture in the browser (default format: html).")
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
 def topo(
     *,
@@ -51,7 +49,6 @@ def topo(
     as_json: bool,
     plan_file: str | None,
     output: Path | None,
-    in_browser: bool,
     save: Path | None,
 ) -> None:
     """Show sockets, NUMA nodes, PCIe switches, GPUs and NICs of this or another machine.
@@ -60,7 +57,6 @@ def topo(
     Examples:
       numapin topo                        as a tree
       numapin topo --format matrix        how GPUs and NICs reach each other
-      numapin topo --open --plan          as a picture in the browser, with the ranks
       numapin topo --format html --plan --output topo.html
       numapin topo --format svg --plan @last > topo.svg
       numapin topo --save dgx.json        to plan for this machine elsewhere:
@@ -68,21 +64,19 @@ def topo(
       numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
     """
-    if save and (form or as_json or plan_file is not None or output or in_browser):
+    if save and (form or as_json or plan_file is not None or output):
         raise UsageError(
-            "--save writes a machine file only, so --format, --json, --output, --plan and --open have no effect",
+            "--save writes a machine file only, so --format, --json, --output and --plan have no effect",
             "run numapin topo once with --save, and once without",
         )
-    form = one_format(form, as_json=as_json, default="html" if in_browser else "tree")
-    if in_browser and form not in _DRAWN:
-        raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {form}", "numapin topo --open")
+    form = one_format(form, as_json=as_json, default="tree")
     if plan_file is not None and form not in _PLANNED:
         raise UsageError(f"--format {form} does not show a plan", f"use --format {', '.join(_PLANNED)}")
     if output is not None and form in _SHOWN:
         raise UsageError(
             f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
         )
-    if output is None and form in _DRAWN and not in_browser and is_terminal(sys.stdout):
+    if output is None and form in _DRAWN and is_terminal(sys.stdout):
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
     if str(machine) == _LIST:
@@ -125,29 +119,13 @@ def topo(
 
             show(topo_matrix(topology, width=width_of_stdout()))
         case _:
-            _draw(topology, plan, form, output, in_browser=in_browser)
+            if form == "svg":
+                from numapin.view.picture import svg as drawn
+            else:
+                from numapin.view.page import page as drawn
+            text = drawn(topology, plan)
+            if output is None:
+                emit(text)
+            else:
+                write(text, output, option="--output")
     warn((plan or topology).warnings)
-
-
-def _draw(topology: Topology, plan: Plan | None, form: str, file: Path | None, *, in_browser: bool) -> None:
-    """Write the picture, or open it in the browser. Raises NumapinError that names the file if there is no browser."""
-    if form == "svg":
-        from numapin.view.picture import svg as drawn
-    else:
-        from numapin.view.page import page as drawn
-    text = drawn(topology, plan)
-    if not in_browser:
-        if file is None:
-            emit(text)
-        else:
-            write(text, file, option="--output")
-        return
-    import webbrowser
-    from tempfile import mkdtemp
-
-    # A private folder stays, because the browser reads it after this process has ended.
-    file = (file or Path(mkdtemp(prefix="numapin-topo-")) / f"topo.{form}").absolute()
-    write(text, file, option="--output")
-    emit(f"{file}\n", encoding=sys.getfilesystemencoding())
-    if not webbrowser.open(file.as_uri()):
-        raise NumapinError(f"there is no browser to open {file}", "open the file yourself, or name one in BROWSER")

@@ -57,7 +57,6 @@ _EXAMPLES: Final = """\
   numapin trace --read trace.json                   a torch.profiler trace, or an output folder
   numapin trace --read trace.json --output DIR      also write report.json"""
 _REPORT: Final = "report.json"
-_READ_OPTIONS: Final = ("--json", "--output")
 _LOOK_S: Final = 0.3
 _COMMAND_GRACE_S: Final = 60.0  # with --stop; torchrun gives its ranks 30 s
 _GRACE_S: Final = 10.0  # for processes that the command has left behind, with --stop
@@ -96,11 +95,10 @@ class _TraceOptions(_OwnOptions, RunOptions):
 
 
 def _trace(arguments: tuple[str, ...]) -> None:
-    if _asks_to_read(arguments):
-        _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
-        return
     own, rest = _separate(arguments)
-    if rest[:1] == ["--"] and len(rest) > 1:
+    if any(word.partition("=")[0] == "--read" for word in own):
+        _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
+    elif rest[:1] == ["--"] and len(rest) > 1:
         options = click.Command("trace", params=[*_OPTIONS]).make_context("numapin trace", own).params
         _require_hook(rest[1:])
         _trace_command(rest[1:], _OwnOptions(**options), subfolder=None)
@@ -120,7 +118,7 @@ trace = TorchrunCommand(
     sections={"Trace": [*_OPTIONS, _READ]},
     other_sections=SECTIONS,
 )
-_TAKE_VALUE: Final = {name: not option.is_flag for option in _OPTIONS for name in option.opts}
+_TAKE_VALUE: Final = {name: not option.is_flag for option in (*_OPTIONS, _READ) for name in option.opts}
 
 
 def _separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -132,14 +130,6 @@ def _separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         own += rest[:num_words]
         del rest[:num_words]
     return own, rest
-
-
-def _asks_to_read(arguments: Sequence[str]) -> bool:
-    """Return whether --read is among the options, before or after --json and --output."""
-    words = list(arguments)
-    while words and words[0].partition("=")[0] in _READ_OPTIONS:
-        words = words[2:] if words[0] == "--output" else words[1:]
-    return bool(words) and words[0].partition("=")[0] == "--read"
 
 
 @click.command(params=[_OUTPUT, _JSON])

@@ -25,42 +25,30 @@ from numapin.base.redact import without_secrets
 from numapin.base.text import counted, not_none
 from numapin.compare.report import figures_of, slowest_of
 from numapin.launcher.failure import name_of_signal
-from numapin.observe.model import MemoryKind
-from numapin.observe.read import observe
 from numapin.rank.hook_env import STEPS_VARIABLE, steps_environment
 from numapin.steps.job import JobReadings, RankFiles, RunOutput, between, stop
 from numapin.steps.record import FEWEST_STEPS, Phase
-from numapin.system import proc
 from numapin.system.calls import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numapin.base.cpu_set import CpuSet
     from numapin.compare.variants import Variant
     from numapin.steps.record import RankSteps, StepSettings
-    from numapin.topology.readings import GpuLoad
 
 _POLL_S: Final = 0.1
 _READ_EVERY_S: Final = 1.0
-_KINDS: Final = frozenset(MemoryKind) - {MemoryKind.FILE}  # the page cache is where the first reader's CPU was
 _PATIENCE: Final = 4  # times the wanted seconds: a variant may be so much slower than the first one
 _SEED: Final = 17  # a comparison can be repeated in the same order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The measurement of each run, and its time limit.
-
-    `nodes` are the planned nodes of each local rank; `loads` reads the load of the GPUs; `logs` is the folder that
-    keeps the output of the runs, None to drop it.
-    """
+    """The measurement of each run, and its time limit; `logs` is the folder that keeps the output, None to drop it."""
 
     settings: StepSettings
     timeout_s: float
     grace_s: float
-    nodes: Mapping[int, CpuSet]
-    loads: Callable[[], Mapping[str, GpuLoad]]
     logs: Path | None
 
 
@@ -221,7 +209,7 @@ def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Cal
                 )
         except OSError as error:  # of the command, or of the log
             return JobResult(failure=f"it cannot be started: {error.filename or variant.command[0]}: {error.strerror}")
-        usage = JobReadings(process.pid, options.loads, mark=environ[STEPS_VARIABLE])
+        usage = JobReadings(process.pid, mark=environ[STEPS_VARIABLE])
         try:
             problem, read_s = None, 0.0
             while True:
@@ -280,10 +268,6 @@ def _result(ranks: Sequence[RankSteps], usage: JobReadings, options: JobOptions,
             started_s=started_s,
             cpu_at=partial(between, usage.cpu_s),
             host_cpu_at=partial(between, usage.host_cpu_s),
-            busy=usage.busy,
-            memory_bytes=usage.memory_bytes(),
-            peak_bytes=max(not_none(proc.size_bytes(rank.pid, "status", "VmHWM:") for rank in ranks), default=None),
-            remote_share=_remote_share(ranks, options.nodes),
         ),
         steps_s=tuple(step / 1e9 for step in slowest.step_ns),
         num_skipped=slowest.num_skipped,
@@ -292,20 +276,3 @@ def _result(ranks: Sequence[RankSteps], usage: JobReadings, options: JobOptions,
         unit=slowest.unit.value,
         notes=tuple(not_none([missing, short])),
     )
-
-
-def _remote_share(ranks: Sequence[RankSteps], nodes: Mapping[int, CpuSet]) -> float | None:
-    """Return the share of the ranks' memory on other nodes than planned; `nodes` are those of each local rank.
-
-    None if the machine has one node, where no memory is remote, or if a process's pages cannot be read.
-    """
-    observed = observe({rank.local_rank: rank.pid for rank in ranks if rank.local_rank in nodes})
-    is_known = all(process.pages is not None for rank in observed.ranks for process in rank.processes)
-    if len(observed.nodes) < 2 or not is_known:
-        return None
-    total = near = 0
-    for rank in observed.ranks:
-        counts = rank.bytes_by_node(_KINDS)
-        total += counts.total()
-        near += sum(size for node, size in counts.items() if node in nodes[rank.local_rank])
-    return 1 - near / total if total else None

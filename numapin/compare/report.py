@@ -52,15 +52,8 @@ def figures_of(
     started_s: float,
     cpu_at: Callable[[float], float | None],
     host_cpu_at: Callable[[float], float | None],
-    busy: Sequence[tuple[float, Mapping[str, float]]],
-    memory_bytes: int | None,
-    peak_bytes: int | None,
-    remote_share: float | None,
 ) -> dict[str, float]:
-    """Return the figures of a run in which each of these ranks has measured steps; unknown ones are left out.
-
-    Times are of CLOCK_MONOTONIC. `busy` has the share of each GPU, with the time of the reading.
-    """
+    """Return the known figures of a run in which each of these ranks has measured steps (times: CLOCK_MONOTONIC)."""
     slowest = slowest_of(ranks)
     begin_s, end_s, window_s = slowest.begin_s, slowest.end_ns / 1e9, slowest.window_s
     steps_s = sorted(step / 1e9 for step in slowest.step_ns)
@@ -70,22 +63,12 @@ def figures_of(
         "step_median_s": statistics.median(steps_s),
         "step_p95_s": steps_s[min(int(0.95 * len(steps_s)), len(steps_s) - 1)],
         "startup_s": last_first_step_s - started_s,
-        "memory_bytes": memory_bytes,
-        "peak_bytes": peak_bytes,
-        "gpu_memory_bytes": max(filter(None, (rank.gpu_memory_bytes for rank in ranks)), default=None),
-        "remote_share": remote_share,
     }
     rates = [rank.num_samples / rank.window_s for rank in ranks if rank.num_samples]
     if len(rates) == len(ranks):
         found["samples_per_s"] = sum(rates)
     if any(rank.num_batches for rank in ranks):  # without a DataLoader of torch the loop may wait elsewhere
         found["wait_share"] = statistics.fmean(rank.waited_ns / 1e9 / rank.window_s for rank in ranks)
-
-    # A job may use fewer GPUs than the machine has; those that were never busy do not count.
-    within = [shares for at_s, shares in busy if begin_s < at_s <= end_s]
-    if within:
-        means = [statistics.fmean(shares.get(gpu, 0.0) for shares in within) for gpu in within[0]]
-        found["gpu_busy_share"] = statistics.fmean(filter(None, means)) if any(means) else 0.0
 
     # The CPU time of the job, and of other programs; unknown in a short window, or if a process has ended unseen.
     own_s = _used_s(cpu_at, begin_s, end_s)
@@ -107,20 +90,14 @@ def _used_s(cpu_at: Callable[[float], float | None], begin_s: float, end_s: floa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRatio:
-    """The speed of a variant relative to `against`, as in `Faster`.
+class StepRatio(Faster):
+    """The speed of a variant relative to `against`.
 
     `late` is the ratio over the second half of the measured steps, and `doubt` is why a difference, or that there is
     none, is not believed although the interval says so.
     """
 
     against: str
-    ratio: float
-    low: float | None
-    high: float | None
-    num_rounds: int
-    verdict: Verdict
-    num_rounds_needed: int | None
     late: float | None = None
     doubt: str | None = None
 

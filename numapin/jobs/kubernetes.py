@@ -16,7 +16,7 @@ from numapin.errors import UsageError
 from numapin.jobs import scripts
 from numapin.jobs.manifest import Lines, fill
 from numapin.jobs.notation import in_registry
-from numapin.jobs.pod_options import SHM, Gang, PodSecurity, VolumeKind
+from numapin.jobs.pod_options import SHM, PodSecurity, VolumeKind
 from numapin.jobs.request import KubernetesKind
 from numapin.topology.vendors import GpuVendor, support_of
 
@@ -33,10 +33,6 @@ _WHOLE: Final = re.compile(r"[1-9][0-9]{0,14}")
 # The secret of the launchers: it is random, the same in all pods of a Job, and new for each Job.
 _JOB_UID: Final = "metadata.labels['batch.kubernetes.io/controller-uid']"
 _DISRUPTED: Final = [{"type": "DisruptionTarget", "status": "True"}]
-_POD_GROUPS: Final = {
-    Gang.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1",
-    Gang.VOLCANO: "scheduling.volcano.sh/v1beta1",
-}
 _SOURCES: Final = {
     VolumeKind.PVC: ("persistentVolumeClaim", "claimName"),
     VolumeKind.SECRET: ("secret", "secretName"),
@@ -59,23 +55,6 @@ _ALL_ALIKE: Final = "All GPUs of a pod have the same value of this attribute; a 
 _EACH_ALIKE: Final = (
     "Each GPU has the same value of this attribute as its own devices, which serve the rank of that GPU."
 )
-_RESERVED: Final = frozenset(
-    f"PET_{name}" for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_ADDR")
-)
-"""Variables that numapin or an operator sets, from the options of `numapin job`."""
-_OF_RANKS: Final = frozenset(
-    (
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-        *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")),
-        *(f"NUMAPIN_{name}" for name in ("BINDING", "CHILDREN", "DATALOADER", "NIC_ENV", "STEPS", "TRACE")),
-    )
-)
-"""Variables that numapin sets for each rank."""
-_OPTION_OF: Final = {
-    "NUMAPIN_DATALOADER": "give --dataloader instead",
-    "NUMAPIN_NIC_ENV": "give --nic-env instead",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +63,13 @@ class _Form:
 
     container: str
     has_index: bool = False  # whether pods know their number, but not how many they are
-    has_pod_groups: bool = False  # whether the manifest, not the operator, makes gangs
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # options, with the reason and the remedy
 
 
 _ENDLESS: Final = ("a LeaderWorkerSet runs until it is deleted", "leave it out, or use --form jobset")
 _FORMS: Final = {
-    KubernetesKind.JOB: _Form(container="worker", has_index=True, has_pod_groups=True),
-    KubernetesKind.JOBSET: _Form(container="node", has_index=True, has_pod_groups=True),
+    KubernetesKind.JOB: _Form(container="worker", has_index=True),
+    KubernetesKind.JOBSET: _Form(container="node", has_index=True),
     # A TrainJob by itself cannot say all that the pods need: its patches changed between releases of the Trainer. So a
     # runtime holds them. The Trainer's torch policy sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and others, and it
     # requires the container's name.
@@ -105,10 +83,6 @@ _FORMS: Final = {
             "--time": _ENDLESS,
             "--ttl": _ENDLESS,
             "--requeue": ("a LeaderWorkerSet always starts its pods again", "leave it out"),
-            "--gang coscheduling": (
-                "the LeaderWorkerSet controller makes gangs for Volcano only",
-                "use --gang volcano, or leave it out",
-            ),
         },
     ),
 }
@@ -134,8 +108,6 @@ def build(request: JobRequest) -> str:
         "deadline_s": request.time_s and request.time_s - (request.signal_s or 0),
         "ignore_evictions": {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}]} if retries else None,
         "fail_on_eviction": {"rules": [{"action": "FailJob", "onPodConditions": _DISRUPTED}]} if retries else None,
-        "gang_api": options.gang and _POD_GROUPS[options.gang],
-        "gang_policy": options.gang and {options.gang.value: {}},
     }
     values["restart_all"] = _filled("restart_all", values) if retries else None
     values["pod"] = _filled("pod", _pod_values(request, form, name))
@@ -144,8 +116,6 @@ def build(request: JobRequest) -> str:
         documents += _filled("claims", values | _claim_values(request, name))
     if request.kind is KubernetesKind.JOB and request.nodes > 1:
         documents += _filled("service", values)
-    if options.gang and form.has_pod_groups:
-        documents += _filled("podgroup", values)
     documents += _filled(request.kind.value, values)
     return "\n".join([*documents, ""])
 
@@ -187,7 +157,6 @@ def _require_complete(request: JobRequest, form: _Form) -> None:
         "--time": request.time_s is not None,
         "--ttl": request.pod.ttl_s is not None,
         "--requeue": request.requeue,
-        "--gang coscheduling": request.pod.gang is Gang.COSCHEDULING,
     }
     for option, (why, remedy) in form.refused.items():
         if given[option]:
@@ -210,17 +179,12 @@ def _joined(words: tuple[str, ...]) -> str:
 
 def warnings(request: JobRequest) -> tuple[str, ...]:
     """Return what to check, because the form, the driver or the network may need more than the manifest says."""
-    pod, kind = request.pod, request.kind
-    found = []
+    pod, found = request.pod, []
     if request.vendor is GpuVendor.INTEL and request.gpus_per_node and not pod.device_classes:
         driver = "is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe instead"
         found.append(f"{support_of(GpuVendor.INTEL).kubernetes_resource} {driver}")
     if not pod.ipc_lock and any("rdma" in name for name, _ in pod.resources):
         found.append("RDMA devices without --ipc-lock: NCCL fails where the limit on locked memory is low")
-    if pod.gang and kind is KubernetesKind.LEADERWORKERSET:
-        found.append(
-            "the LeaderWorkerSet controller makes gangs only if gangSchedulingManagement is in its configuration"
-        )
     return tuple(found)
 
 
@@ -236,11 +200,6 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     """Return the values of a pod with one container, all of whose sizes are requests and limits."""
     options, kind = request.pod, request.kind
     signal_s = request.signal_s or 0
-    labels = {"scheduling.x-k8s.io/pod-group": name} if options.gang is Gang.COSCHEDULING else {}
-    annotations = {"scheduling.k8s.io/group-name": name} if options.gang is Gang.VOLCANO else {}
-    if not form.has_pod_groups:
-        labels, annotations = {}, {}
-    annotations |= dict(options.annotations)
     grace = [f"--shutdown-timeout={request.signal_s}"] if request.signal_s else []
     has_shm = any(volume.path == SHM for volume in options.volumes)
     needs_shm = not request.dataloader and not has_shm
@@ -268,11 +227,11 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}
     arguments = [*grace, *request.run_options, *scripts.run_command(request)]
     return {
-        "pod_metadata": without_none({"labels": labels or None, "annotations": annotations or None}),
+        "pod_metadata": {"annotations": dict(options.annotations)} if options.annotations else None,
         "subdomain": name if kind is KubernetesKind.JOB and request.nodes > 1 else None,
         "restart_policy": None if kind is KubernetesKind.LEADERWORKERSET else "Never",
         "grace_s": request.signal_s and signal_s + 10,  # the launcher ends after its ranks
-        "scheduler": options.scheduler or ("volcano" if options.gang is Gang.VOLCANO else None),
+        "scheduler": options.scheduler,
         "service_account": options.service_account,
         "pull_secrets": [{"name": secret} for secret in options.pull_secrets],
         "node_selector": dict(options.node_selector),
@@ -323,7 +282,7 @@ def _security(options: PodOptions) -> tuple[str, dict[str, object]]:
 
 
 def _environment(request: JobRequest, form: _Form) -> list[dict[str, object]]:
-    """Return the variables of `numapin run`, and the user's. Raises UsageError for one that numapin sets."""
+    """Return the variables of `numapin run`, and the user's. Raises UsageError for one that is both."""
     kind, has_others = request.kind, request.nodes > 1
     values: dict[str, str] = {}
     if kind is not KubernetesKind.TRAINJOB:
@@ -337,11 +296,8 @@ def _environment(request: JobRequest, form: _Form) -> list[dict[str, object]]:
     if has_others and kind is not KubernetesKind.LEADERWORKERSET:
         of_pod["PET_RDZV_ID"] = _JOB_UID
     for variable, _ in request.pod.env:
-        if variable in _RESERVED or variable in values or variable in of_pod:
+        if variable in values or variable in of_pod:
             raise UsageError(f"--env {variable}: the manifest sets this variable itself", "leave it out")
-        if variable in _OF_RANKS:
-            remedy = _OPTION_OF.get(variable, "leave it out")
-            raise UsageError(f"--env {variable}: numapin sets this variable itself, for each rank", remedy)
     entries: list[dict[str, object]] = [{"name": variable, "value": value} for variable, value in values.items()]
     for variable, path in of_pod.items():
         entries.append({"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}})

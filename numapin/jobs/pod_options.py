@@ -40,13 +40,6 @@ class PodSecurity(StrEnum):
     RESTRICTED = "restricted"
 
 
-class Gang(StrEnum):
-    """The schedulers that place all pods of a job at once or none."""
-
-    COSCHEDULING = "coscheduling"
-    VOLCANO = "volcano"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
     """A volume and its only mount. `name` is an object's name, or a path of the host."""
@@ -79,8 +72,7 @@ class PodOptions:
     annotations: tuple[tuple[str, str], ...] = ()  # of the job and of its pods
     pull_secrets: tuple[str, ...] = ()
     service_account: str | None = None  # None: the namespace's default
-    scheduler: str | None = None  # None: the cluster's default, or Volcano for its gangs
-    gang: Gang | None = None  # None: pods are scheduled one by one
+    scheduler: str | None = None  # None: the cluster's default
     pod_security: PodSecurity = PodSecurity.PRIVILEGED
     seccomp_profile: str | None = None  # in the kubelet's folder of profiles; None: the container runtime's
     ipc_lock: bool = False

@@ -18,25 +18,21 @@ from typing import IO, TYPE_CHECKING, Final
 
 from numapin.base.records import read_record
 from numapin.base.redact import without_secrets
-from numapin.base.text import counted, not_none, printable, without_none
+from numapin.base.text import counted, printable
 from numapin.errors import MachineFileError
 from numapin.rank.hook_env import STEPS_VARIABLE
-from numapin.steps.record import SCHEMA, Phase, RankSteps, StepUnit
+from numapin.steps.record import SCHEMA, TRACE, Phase, RankSteps, StepUnit
 from numapin.system import proc
 from numapin.system.calls import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from numapin.topology.readings import GpuLoad
-
 _POLL_S: Final = 0.1
 _LOOK_S: Final = 0.3
 _WAITED: Final = (
     *(signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
 )
-TRACE: Final = ".trace.json"
-"""The end of the name of a rank's trace, beside its record."""
 _KILL_S: Final = 10.0  # a process in an uninterruptible wait cannot be killed
 _REST_WAIT_S: Final = 30.0  # for ranks that seem not to step, once another one has measured its last step
 _SHOWN_CHARS: Final = 300
@@ -224,18 +220,15 @@ class JobReadings:
     """
 
     leader: int
-    loads: Callable[[], Mapping[str, GpuLoad]]
     mark: str
     cpu_s: list[tuple[float, float]] = field(default_factory=list)
     host_cpu_s: list[tuple[float, float]] = field(default_factory=list)
     """CPU time of all programs on the host."""
-    busy: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
-    """The share of the time in which a kernel ran, by GPU."""
     seen: dict[int, int] = field(default_factory=dict)
     """Every process of the job so far: process id -> start time."""
 
     def read(self) -> None:
-        """Take a reading of the CPU time and of the GPUs."""
+        """Take a reading of the CPU time."""
         processes = dict(proc.processes())
         tree = processes.keys() & {self.leader, *proc.descendants(self.leader, proc.children_of(processes))}
         self.seen.update((pid, processes[pid].start) for pid in tree)
@@ -243,21 +236,11 @@ class JobReadings:
         now_s, per_second = time.monotonic(), os.sysconf("SC_CLK_TCK")
         self.cpu_s.append((now_s, ticks / per_second))
         self.host_cpu_s.append((now_s, _host_ticks() / per_second))
-        shares = without_none({uuid: load.busy_share for uuid, load in self.loads().items()})
-        if shares:
-            self.busy.append((time.monotonic(), shares))
 
     def left(self) -> list[int]:
         """Return the processes of the job that are still running, also those whose parent has ended."""
         left = {pid for pid, start in self.seen.items() if proc.is_running(pid, start)}
         return sorted(left.union(marked(STEPS_VARIABLE, self.mark)))
-
-    def memory_bytes(self) -> int | None:
-        """Return the memory of the job: each page once, shared ones in parts (PSS). None: a process refuses."""
-        sizes = {pid: proc.size_bytes(pid, "smaps_rollup", "Pss:") for pid in self.left()}
-        if any(size is None and proc.is_running(pid) for pid, size in sizes.items()):
-            return None
-        return sum(not_none(sizes.values())) or None
 
 
 def marked(variable: str, mark: str) -> list[int]:

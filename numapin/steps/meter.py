@@ -60,12 +60,10 @@ def claim() -> StepMeter | None:
     if settings is None or get_worker_info() is not None:
         return None
     place = find_place()
-    path = Path(settings.folder, f"rank-{place.rank}-{place.restart}.json")
     try:
-        path.touch(exist_ok=False)
+        path = claim_file(settings, place)
     except FileExistsError:
-        if not _is_free(path):
-            return None
+        return None
     meter = StepMeter(settings=settings, place=place, path=path)
     meter.write(Phase.STARTED)
     atexit.register(meter.at_exit)
@@ -99,13 +97,19 @@ def find_place() -> Place:
     return Place(rank, local_rank, num_ranks, min(num_local_ranks or num_ranks, num_ranks), restart)
 
 
-def _is_free(path: Path) -> bool:
-    """Return whether the process that has claimed this rank has ended without measuring the steps of a training."""
-    with suppress(MachineFileError, OSError):
+def claim_file(settings: StepSettings, place: Place) -> Path:
+    """Return the file of a rank's record, which is this process's from now on.
+
+    Raises OSError if another process has it, but for one that has ended without measuring the steps of a training.
+    """
+    restart = f"-restart-{place.restart}" if place.restart else ""
+    path = Path(settings.folder, f"rank-{place.rank}{restart}.json")
+    with suppress(MachineFileError, OSError):  # there is no file, or its first record is about to be written
         other = read_record(RankSteps, path.read_text("utf-8"), source=path.name, hint="", schema=SCHEMA)
-        has_measured = other.phase is Phase.DONE or (other.unit is StepUnit.OPTIMIZER_STEP and other.has_steps)
-        return not has_measured and not proc.is_running(other.pid)
-    return False  # it is about to write its first record
+        if not other.is_final and not proc.is_running(other.pid):
+            return path
+    path.touch(exist_ok=False)
+    return path
 
 
 @dataclass(slots=True)
@@ -219,8 +223,6 @@ class StepMeter(recorder.StepListener):
 
     def write(self, phase: Phase) -> None:
         """Write what was measured so far. At the script's end, batches count as steps if no optimizer has stepped."""
-        from torch import cuda
-
         unit = self.unit
         if phase is Phase.ENDED and unit not in self.loops:
             unit = StepUnit.BATCH
@@ -244,7 +246,6 @@ class StepMeter(recorder.StepListener):
                 waited_ns=end.waited_ns - begin.waited_ns,
                 num_batches=num_batches,
                 num_samples=num_samples,
-                gpu_memory_bytes=int(cuda.max_memory_allocated()) if cuda.is_initialized() else None,
             )
         with opened(str(self.path.parent)) as folder:
             replace_at(folder, self.path.name, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")

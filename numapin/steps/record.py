@@ -13,6 +13,8 @@ from numapin.base.records import AtMost
 from numapin.base.strict_json import decode, encode
 
 SCHEMA: Final = "numapin.steps/1"
+TRACE: Final = ".trace.json"
+"""The end of the name of a rank's trace, beside its record."""
 MOST_STEPS: Final = 10_000
 FEWEST_STEPS: Final = 2
 """The fewest steps of a window: one step is no average."""
@@ -86,7 +88,6 @@ class RankSteps:
         waited_ns: The time that the loop was inside `next()` of a DataLoader during the window.
         num_batches: The number of batches that it took then.
         num_samples: The number of samples in them, by the loader's batch size.
-        gpu_memory_bytes: The most memory that torch has allocated on the rank's GPU.
         trace: The file with the trace, beside the record.
         num_traced: The number of whole steps in it.
         reason: Why the trace has fewer steps than were asked for, or why there is no trace.
@@ -108,7 +109,6 @@ class RankSteps:
     waited_ns: int = 0
     num_batches: int = 0
     num_samples: int | None = None
-    gpu_memory_bytes: int | None = None
     num_local_ranks: int = 0
     trace: str | None = None
     num_traced: int = 0
@@ -118,6 +118,12 @@ class RankSteps:
     def has_steps(self) -> bool:
         """Return whether the rank has measured enough steps, and measures no more."""
         return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) >= FEWEST_STEPS
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether it stays although its process has ended: all steps of a rank, or some of a training."""
+        is_training = self.unit is StepUnit.OPTIMIZER_STEP and (self.has_steps or self.num_traced > 0)
+        return self.phase is Phase.DONE or is_training
 
     @property
     def window_s(self) -> float:

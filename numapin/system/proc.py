@@ -190,15 +190,6 @@ def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[tuple[
                 continue
 
 
-def size_bytes(pid: int, file: str, name: str) -> int | None:
-    """Return a size in a file of a process, such as "VmHWM:" of "status"; None if it ended or may not be read."""
-    try:
-        lines = read(f"{folder_of(pid)}/{file}").splitlines()
-    except (Gone, OSError):
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
-
-
 def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that each thread of a process may use; empty if it ended.
 

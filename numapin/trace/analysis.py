@@ -234,7 +234,7 @@ def analyze(trace: Trace) -> Analysis:
     )
 
 
-def _moments(spans: Iterable[Span | Copy]) -> Intervals:
+def _moments(spans: Iterable[Span]) -> Intervals:
     return union(span.pair for span in spans)
 
 
@@ -278,7 +278,7 @@ def _groups(trace: Trace, in_window: Lengths) -> tuple[Group, ...]:
             exposed_us=exposed_us,
             blocked_us=sum(length(union(copy.blocked)) for copy in copies),
             num_blocking=sum(blocking) if blocking else None,
-            same_stream=any((copy.device, copy.stream) in streams for copy in copies),
+            same_stream=any((copy.device, copy.row) in streams for copy in copies),
         )
         groups.append(group)
     return tuple(sorted(groups, key=lambda group: -max(group.busy_us, group.blocked_us)))

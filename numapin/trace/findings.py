@@ -89,7 +89,8 @@ class TraceFinding:
     """Something that costs time, or the statement that nothing does.
 
     `costs` is the share of the step time that the remedy can save at most; 0 if nothing can be gained. `part` is the
-    part of a step that it is about, None if there is no single one.
+    part of a step that it is about, None if there is no single one. A report adds the names of the `ranks` that have
+    it; costs and evidence are then from one of them, usually the costliest, and `saves_s` is that part of its step.
     """
 
     what: str
@@ -97,12 +98,17 @@ class TraceFinding:
     evidence: str
     remedy: str
     part: str | None = None
+    ranks: tuple[str, ...] = ()
+    saves_s: float = 0.0
 
 
 def find(analysis: Analysis) -> tuple[TraceFinding, ...]:
     """Return the findings about a rank's steps; the most costly comes first."""
     uneven = uneven_steps(analysis)
-    usual = analysis if uneven is None else uneven.removed_from(analysis)
+    usual = analysis
+    if uneven is not None:  # the extra time of slow steps is not the other findings' as well
+        left_us = max(analysis.parts_us[uneven.part] - uneven.excess_us, 0.0)
+        usual = replace(analysis, parts_us={**analysis.parts_us, uneven.part: left_us})
     found = [*_copies(usual), *_loading(usual), *_host(usual, uneven)]
     if usual.share(COMMUNICATION) >= _COMMUNICATING:
         time = _ms_per_step(usual, usual.parts_us[COMMUNICATION])
@@ -260,7 +266,7 @@ def _waiting_remedy(analysis: Analysis) -> str:
     if "SingleProcess" in max(waited_us, key=lambda name: waited_us[name], default=""):
         own = "numapin.DataLoader" if noted.uses_numapin else "DataLoader"
         return f"the loop loads its own batches: use worker processes, {own}(…, num_workers=N)"
-    workers, cpus = noted.loader.num_workers if noted.loader else 0, noted.origin.num_cpus
+    workers, cpus = noted.loader.num_workers if noted.loader else 0, noted.num_cpus
     more = "use more workers"
     if workers and cpus and workers >= cpus:
         more = (
@@ -430,11 +436,6 @@ class Uneven:
     excess_us: float
     totals_us: tuple[float, ...]
 
-    def removed_from(self, analysis: Analysis) -> Analysis:
-        """Return the analysis without the extra time of slow steps, which is not the other findings' as well."""
-        left_us = max(analysis.parts_us[self.part] - self.excess_us, 0.0)
-        return replace(analysis, parts_us={**analysis.parts_us, self.part: left_us})
-
 
 def uneven_steps(analysis: Analysis) -> Uneven | None:
     """Return the slow steps; None if they cost little."""
@@ -504,7 +505,7 @@ def find_straggler(analyses: Sequence[Analysis]) -> tuple[Analysis, TraceFinding
     place = place_within(slowest, slowest.other) if part == "other" else None
     doing = f", where its loop is mostly in {place}" if place else ""
     noted = slowest.trace.noted
-    known = ", ".join(filter(None, (f"host {noted.origin.host}" if noted.origin.host else "", noted.place)))
+    known = ", ".join(filter(None, (f"host {noted.host}" if noted.host else "", noted.place)))
     where, effect = f" ({known})" if known else "", "the others wait for it"
     if median(other.step_us for other in others) * _SLOW_RANK < slowest.step_us:
         effect = "the others do not wait for it in these steps, but finish earlier"
@@ -536,16 +537,16 @@ def other_programs(analyses: Sequence[Analysis]) -> str:
     """Return a note on other programs that used a rank's CPUs while it was traced; "" if there were none."""
     found = []
     for analysis in _latest(analyses):
-        origin = analysis.trace.noted.origin
-        if origin.traced_ms and origin.num_cpus and origin.other_cpu_ms is not None:
-            all_ms = origin.traced_ms * origin.num_cpus
+        noted = analysis.trace.noted
+        if noted.traced_ms and noted.num_cpus and noted.other_cpu_ms is not None:
+            all_ms = noted.traced_ms * noted.num_cpus
             # CPU time is sampled in ticks of 10 ms: over a short time, or on many CPUs, chance makes a difference.
-            if origin.other_cpu_ms > max(_OTHERS * all_ms, 2 * sqrt(all_ms * _TICK_MS)):
-                found.append((origin.other_cpu_ms / origin.traced_ms, analysis))
+            if noted.other_cpu_ms > max(_OTHERS * all_ms, 2 * sqrt(all_ms * _TICK_MS)):
+                found.append((noted.other_cpu_ms / noted.traced_ms, analysis))
     if not found:
         return ""
     num_busy, worst = max(found, key=itemgetter(0))
-    place = f"{counted(worst.trace.noted.origin.num_cpus or 0, 'CPU')} of rank {worst.trace.rank}"
+    place = f"{counted(worst.trace.noted.num_cpus or 0, 'CPU')} of rank {worst.trace.rank}"
     most = "up to " if len(found) > 1 else ""
     return f"other programs used {most}{num_busy:.1f} of the {place} during the traced steps, and may have slowed them"
 

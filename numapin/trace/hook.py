@@ -12,21 +12,18 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from numapin.base.files import FILE, opened, require_own
-from numapin.base.records import read_record
 from numapin.base.stderr import say
-from numapin.errors import MachineFileError
 from numapin.rank.hook_env import TRACE_VARIABLE
 from numapin.steps import recorder
-from numapin.steps.meter import find_place
-from numapin.steps.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
-from numapin.system import calls, proc
+from numapin.steps.meter import claim_file, find_place
+from numapin.steps.record import TRACE, StepSettings
+from numapin.system import calls
 from numapin.trace.script import Notes
 from numapin.trace.tracer import Tracer
 
@@ -96,15 +93,11 @@ def _begin() -> Tracer | None:
     if settings is None or get_worker_info() is not None:
         return None
     place = find_place()
-    name = f"rank-{place.rank}-restart-{place.restart}" if place.restart else f"rank-{place.rank}"
-    claim = Path(settings.folder, f"{name}.json")
     try:
-        if _is_free(claim):
-            claim.with_name(f"{name}.trace.json").unlink(missing_ok=True)
-        else:
-            claim.touch(exist_ok=False)
+        claim = claim_file(settings, place)
+        claim.with_suffix(TRACE).unlink(missing_ok=True)
     except OSError as error:
-        say(f"process {os.getpid()} of rank {place.rank} is not traced: {claim}: {error.strerror}")
+        say(f"process {os.getpid()} of rank {place.rank} is not traced: {error.filename}: {error.strerror}")
         return None
 
     def require_no_other() -> None:
@@ -123,15 +116,6 @@ def _begin() -> Tracer | None:
     atexit.register(tracer.at_exit)
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
     return tracer
-
-
-def _is_free(claim: Path) -> bool:
-    """Return whether the process that has claimed this rank has ended without tracing the steps of a training."""
-    with suppress(MachineFileError, OSError):
-        other = read_record(RankSteps, claim.read_text("utf-8"), source=claim.name, hint="", schema=SCHEMA)
-        is_training = other.unit is StepUnit.OPTIMIZER_STEP and other.num_traced > 0
-        return other.phase is not Phase.DONE and not is_training and not proc.is_running(other.pid)
-    return False  # there is no claim, or its first record is about to be written
 
 
 def _give_up(tracer: StepListener | None, error: Exception) -> None:

@@ -22,10 +22,9 @@ from numapin.base.records import read_record
 from numapin.base.strict_json import decode
 from numapin.base.text import counted, printable
 from numapin.errors import NumapinError, UsageError
-from numapin.steps.job import TRACE
-from numapin.steps.record import SCHEMA, RankSteps
+from numapin.steps.record import SCHEMA, TRACE, RankSteps
 from numapin.trace.analysis import analyze
-from numapin.trace.records import Copy, Kernel, Span, Trace, read_noted
+from numapin.trace.records import Copy, Kernel, Span, Trace, read_noted, timed_spans
 from numapin.trace.report import make_report, name_of
 
 if TYPE_CHECKING:
@@ -96,15 +95,7 @@ def _integer(value: object) -> int | None:
 
 
 def read_trace(content: object, *, source: str) -> Trace:
-    """Read a decoded trace file.
-
-    Args:
-        content: The decoded JSON, which may be anything.
-        source: The file's name, for messages.
-
-    Raises:
-        UsageError: The content is not a Chrome trace, or has no complete event.
-    """
+    """Read a decoded trace file, whose content may be anything. Raises UsageError if it has no complete event."""
     source = printable(source)
     top = content if isinstance(content, dict) else {"traceEvents": content}
     raw = top.get("traceEvents")
@@ -158,8 +149,8 @@ def read_trace(content: object, *, source: str) -> Trace:
         step_unit=step_unit,
         steps=steps,
         waits=waits,
-        loads=_timed(metadata.get("loads"), "load", zero_ns),
-        pins=(*loop_pins, *_timed(metadata.get("pins"), "pin", zero_ns)),
+        loads=timed_spans(metadata.get("loads"), "load", zero_ns),
+        pins=(*loop_pins, *timed_spans(metadata.get("pins"), "pin", zero_ns)),
         loop_pins=loop_pins,
         copies=tuple(_copies(by_kind["copy"], calls, operators)),
         kernels=tuple(
@@ -250,12 +241,13 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
         yield Copy(
             start=event.span.start,
             end=event.span.end,
+            name=event.name,
+            row=event.number("stream"),
             direction=direction,
             source=source,
             target=target,
             num_bytes=num_bytes if num_bytes is not None and num_bytes >= 0 else None,
             device=event.number("device"),
-            stream=event.number("stream"),
             call=call.span if call else None,
             waits=_within(synchronizations[call.tid], call.span.end, operator.span.end) if call and operator else (),
             operator=operator.name if operator else None,
@@ -275,22 +267,6 @@ def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]
     first = bisect_left(spans, start, key=attrgetter("start"))
     last = bisect_left(spans, end, key=attrgetter("start"))
     return tuple(spans[first : min(last, first + _MOST_WAITS)])
-
-
-def _timed(value: object, name: str, zero_ns: int) -> tuple[Span, ...]:
-    """Return the spans [row, start, end] that the hook timed, in ns since 1970, without those inside an earlier one.
-
-    torch pins the tensors of a batch one by one, inside the call that pins the batch. Malformed rows are skipped.
-    """
-    rows = [row for row in value if isinstance(row, list) and len(row) == 3] if isinstance(value, list) else []
-    valid = [row for row in rows if None not in map(_integer, row)]
-    spans: list[Span] = []
-    last_end: dict[int, int] = {}
-    for row, start, end in sorted(valid, key=lambda timed: (timed[1], -timed[2])):
-        if end > last_end.get(row, 0):
-            last_end[row] = end
-            spans.append(Span(start=(start - zero_ns) / 1000, end=(end - zero_ns) / 1000, name=name, row=row))
-    return tuple(spans)
 
 
 # --- files and folders -----------------------------------------------------------------------------------------------

@@ -52,30 +52,23 @@ class Kernel(Span):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A copy as the GPU made it. `source` and `target` are kinds of memory: "Pageable", "Pinned" or "Device".
+class Copy(Span):
+    """A copy as the GPU made it; the row is its stream.
 
+    `source` and `target` are kinds of memory: "Pageable", "Pinned" or "Device".
     `call` is the host's call that requested the copy. `waits` are the calls by which the host then waited for it,
     inside the same operator.
     """
 
-    start: float
-    end: float
     direction: str | None
     source: str | None
     target: str | None
     num_bytes: int | None
     device: int | None
-    stream: int | None
     call: Span | None
     waits: tuple[Span, ...]
     operator: str | None
     shapes: str | None
-
-    @property
-    def pair(self) -> tuple[float, float]:
-        """The start and the end."""
-        return self.start, self.end
 
     @property
     def duration_us(self) -> float:
@@ -134,10 +127,12 @@ class StackSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where a trace was made. `cpus` is a Linux list; "" and None are unknown.
+class ScriptNotes:
+    """Everything that the hook noted; "" and None are unknown.
 
-    `other_cpu_ms` is the CPU time of other programs on these CPUs within `traced_ms`.
+    `cpus` is a Linux list, and `other_cpu_ms` is the CPU time of other programs on these CPUs within `traced_ms`.
+    `epochs` are the calls of `iter()` on loaders with workers; `row` is the loader. `ends` are the calls of `next()`
+    that ended an epoch.
     """
 
     host: str = ""
@@ -146,17 +141,6 @@ class Origin:
     num_cpus: int | None = None
     traced_ms: int | None = None
     other_cpu_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptNotes:
-    """Everything that the hook noted.
-
-    `epochs` are the calls of `iter()` on loaders with workers; `row` is the loader. `ends` are the calls of `next()`
-    that ended an epoch.
-    """
-
-    origin: Origin = Origin()
     loaders: tuple[LoaderUse, ...] = ()
     epochs: tuple[Span, ...] = ()
     ends: tuple[Span, ...] = ()
@@ -175,8 +159,8 @@ class ScriptNotes:
     @property
     def place(self) -> str:
         """The rank's CPUs and nodes in words; "" if unknown."""
-        nodes = f", node {self.origin.nodes}" if self.origin.nodes else ""
-        return f"CPUs {self.origin.cpus}{nodes}" if self.origin.cpus else ""
+        nodes = f", node {self.nodes}" if self.nodes else ""
+        return f"CPUs {self.cpus}{nodes}" if self.cpus else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,14 +213,12 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
             at_us = (at - zero_ns) / 1000
             samples.append(StackSample(at=at_us, own=stack[0], innermost=stack[1], is_running=is_running))
     return ScriptNotes(
-        origin=Origin(
-            host=_text(value.get("host")),
-            cpus=_text(value.get("cpus")),
-            nodes=_text(value.get("nodes")),
-            num_cpus=_count(value.get("num_cpus")),
-            traced_ms=_count(value.get("traced_ms")),
-            other_cpu_ms=_count(value.get("other_cpu_ms")),
-        ),
+        host=_text(value.get("host")),
+        cpus=_text(value.get("cpus")),
+        nodes=_text(value.get("nodes")),
+        num_cpus=_count(value.get("num_cpus")),
+        traced_ms=_count(value.get("traced_ms")),
+        other_cpu_ms=_count(value.get("other_cpu_ms")),
         loaders=tuple(
             LoaderUse(
                 is_numapin=loader.get("is_numapin") is True,
@@ -248,19 +230,25 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
             for loader in _list(value.get("loaders"))
             if isinstance(loader, dict)
         ),
-        epochs=_epochs(value.get("epochs"), zero_ns),
-        ends=_epochs(value.get("ends"), zero_ns),
+        epochs=timed_spans(value.get("epochs"), "epoch", zero_ns),
+        ends=timed_spans(value.get("ends"), "epoch", zero_ns),
         samples=tuple(samples),
     )
 
 
-def _epochs(value: object, zero_ns: int) -> tuple[Span, ...]:
-    """Return the spans of [loader, start, end], in the order of their starts."""
-    rows = sorted(_rows(value), key=lambda row: row[1])
-    return tuple(
-        Span(start=(start - zero_ns) / 1000, end=(max(end, start) - zero_ns) / 1000, name="epoch", row=loader)
-        for loader, start, end in rows
-    )
+def timed_spans(value: object, name: str, zero_ns: int) -> tuple[Span, ...]:
+    """Return the spans [row, start, end] that the hook timed, in ns since 1970, without those inside an earlier one.
+
+    torch pins the tensors of a batch one by one, inside the call that pins the batch. Malformed rows are skipped.
+    """
+    spans: list[Span] = []
+    last_end: dict[int, int] = {}
+    for row, start, end in sorted(_rows(value), key=lambda timed: (timed[1], -timed[2])):
+        if row not in last_end or end > last_end[row]:
+            last_end[row] = end
+            end_us = (max(end, start) - zero_ns) / 1000
+            spans.append(Span(start=(start - zero_ns) / 1000, end=end_us, name=name, row=row))
+    return tuple(spans)
 
 
 def _rows(value: object) -> list[list[int]]:

@@ -19,23 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """A finding and the names of the ranks that have it. Costs and evidence are from one rank, usually the costliest.
-
-    `saves_s` is the time of a step there that the remedy can save at most.
-    """
-
-    finding: TraceFinding
-    ranks: tuple[str, ...]
-    saves_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
     """Analyses, findings, and notes on what they lack."""
 
     analyses: tuple[Analysis, ...]
-    findings: tuple[Shared, ...]
+    findings: tuple[TraceFinding, ...]
     notes: tuple[str, ...]
 
     @property
@@ -52,14 +40,14 @@ class TraceReport:
         """Return the report as JSON: times in ms per step, shares of the step time; what is unknown is null."""
         findings = [
             {
-                "what": shared.finding.what,
-                "costs": shared.finding.costs,
-                "evidence": shared.finding.evidence,
-                "remedy": shared.finding.remedy,
-                "saves_s": round(shared.saves_s, 6),
-                "ranks": shared.ranks,
+                "what": finding.what,
+                "costs": finding.costs,
+                "evidence": finding.evidence,
+                "remedy": finding.remedy,
+                "saves_s": round(finding.saves_s, 6),
+                "ranks": finding.ranks,
             }
-            for shared in self.findings
+            for finding in self.findings
         ]
         ranks = [_rank_json(analysis) for analysis in self.analyses]
         return {"schema": "numapin.trace/1", "ranks": ranks, "findings": findings, "notes": self.notes}
@@ -81,12 +69,12 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Trac
     of_traces = chain.from_iterable(analysis.trace.notes for analysis in ordered)
     return TraceReport(
         analyses=tuple(ordered),
-        findings=tuple(sorted(map(_shared, found.values()), key=attrgetter("saves_s"), reverse=True)),
+        findings=tuple(sorted(map(_merged, found.values()), key=attrgetter("saves_s"), reverse=True)),
         notes=tuple(dict.fromkeys(filter(None, (*notes, *of_traces, too_few_steps(ordered), other_programs(ordered))))),
     )
 
 
-def _shared(found: Sequence[tuple[Analysis, TraceFinding]]) -> Shared:
+def _merged(found: Sequence[tuple[Analysis, TraceFinding]]) -> TraceFinding:
     """Merge the findings of several ranks; with more than one, the evidence names its rank.
 
     A rank that loses the time in communication only waited for one that lost it otherwise, so the latter comes first.
@@ -94,9 +82,9 @@ def _shared(found: Sequence[tuple[Analysis, TraceFinding]]) -> Shared:
     by_seconds = [(one.part != COMMUNICATION, one.costs * analysis.step_us / 1e6) for analysis, one in found]
     worst = max(range(len(found)), key=by_seconds.__getitem__)
     analysis, finding = found[worst]
-    if len(found) > 1:
-        finding = replace(finding, evidence=f"on rank {name_of(analysis)}, {finding.evidence}")
-    return Shared(finding=finding, ranks=tuple(name_of(one) for one, _ in found), saves_s=by_seconds[worst][1])
+    where = f"on rank {name_of(analysis)}, " if len(found) > 1 else ""
+    ranks = tuple(name_of(one) for one, _ in found)
+    return replace(finding, evidence=where + finding.evidence, ranks=ranks, saves_s=by_seconds[worst][1])
 
 
 def name_of(analysis: Analysis) -> str:

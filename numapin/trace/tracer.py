@@ -28,7 +28,7 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
 from numapin.steps.meter import FollowedOptimizer, Place, wait_for_gpu
-from numapin.steps.record import SCHEMA, Phase, RankSteps, StepUnit
+from numapin.steps.record import SCHEMA, TRACE, Phase, RankSteps, StepUnit
 from numapin.steps.recorder import StepListener
 from numapin.trace.script import CpuUse, Notes, StackSampler
 
@@ -302,7 +302,7 @@ class Tracer(StepListener):
         with warnings.catch_warnings(action="ignore"):
             profiler, name = self._stop(encode(metadata, indent=None)), None
         if profiler is not None and num_steps:
-            name = self.claim.stem + ".trace.json"
+            name = self.claim.stem + TRACE
             shown = [(pid, "load", start, end) for pid, start, end in loads if end >= self.start_ns]
             shown += [(self.pid, f"pin {thread}", start, end) for thread, start, end in self.pins]
             _export(profiler, self.claim.with_name(name), shown)
@@ -410,10 +410,9 @@ def _write(path: Path, text: str) -> None:
 def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
     """Write the Chrome trace with the rows `shown` in it, complete or not at all. Raises OSError.
 
-    Kineto does not report a full disk, so the end of its file is looked at.
-
-    Kineto opens a path and follows links. So it writes into a folder that only this user may enter, with a random name,
-    through the folder's descriptor: another user who may write to the trace folder cannot replace it.
+    Kineto does not report a full disk, so the end of its file is looked at. And it opens a path and
+    follows links: so it writes into a folder that only this user may enter, with a random name, through the folder's
+    descriptor, which another user who may write to the trace folder cannot replace.
     """
     name = f".numapin-{os.urandom(8).hex()}"
     with opened(str(path.parent)) as parent:

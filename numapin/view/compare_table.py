@@ -21,28 +21,14 @@ if TYPE_CHECKING:
 
     from numapin.compare.report import CompareReport, VariantResult
 
-# Figure -> heading, factor and format.
+# Figure -> heading, factor, format, and what the legend says.
 OTHERS: Final = {
-    "samples_per_s": ("samples/s", 1.0, ",.0f"),
-    "wait_share": ("waits", 1.0, ".1%"),
-    "startup_s": ("start s", 1.0, ".1f"),
-    "cpu_s_per_step": ("CPU ms/step", 1e3, ".1f"),
-    "other_cpus": ("others", 1.0, ".1f"),
-    "memory_bytes": ("MiB", 2.0**-20, ",.0f"),
-    "peak_bytes": ("peak", 2.0**-20, ",.0f"),
-    "gpu_memory_bytes": ("GPU MiB", 2.0**-20, ",.0f"),
-    "remote_share": ("remote", 1.0, ".1%"),
-    "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
+    "samples_per_s": ("samples/s", 1.0, ",.0f", ""),
+    "wait_share": ("waits", 1.0, ".1%", "waits: share of time waiting for batches"),
+    "startup_s": ("start s", 1.0, ".1f", "start: until the first step"),
+    "cpu_s_per_step": ("CPU ms/step", 1e3, ".1f", ""),
+    "other_cpus": ("others", 1.0, ".1f", "others: CPUs used by other programs"),
 }
-_LEGEND: Final = {
-    "wait_share": "waits: share of time waiting for batches",
-    "startup_s": "start: until the first step",
-    "other_cpus": "others: CPUs used by other programs",
-    "memory_bytes": "MiB: memory of all processes",
-    "peak_bytes": "peak: MiB of one rank",
-    "remote_share": "remote: memory on other nodes",
-}
-_MOST_COLUMNS: Final = 6
 _STYLES: Final = {
     Verdict.FASTER: "bold green",
     Verdict.SLOWER: "bold red",
@@ -62,15 +48,13 @@ def compare_table(report: CompareReport) -> RenderableType:
         parts.append(Text(f"{variant.name}: ", style="bold").append(command, style="not bold"))
     if report.measured:
         shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
-        # Two tables if one would be too wide.
-        middle = len(shown) if len(shown) <= _MOST_COLUMNS else (len(shown) + 1) // 2
         parts += [Text(report.steps_in_words), Text(), _steps(report)]
-        for names in filter(None, (shown[:middle], shown[middle:])):
-            table = _table("variant", *(OTHERS[name][0] for name in names))
+        if shown:
+            table = _table("variant", *(OTHERS[name][0] for name in shown))
             for variant in report.measured:
-                table.add_row(variant.name, *(_figure_text(variant, name) for name in names))
+                table.add_row(variant.name, *(_figure_text(variant, name) for name in shown))
             parts += [Text(), table]
-        legend = "; ".join(_LEGEND[name] for name in shown if name in _LEGEND)
+        legend = "; ".join(filter(None, (OTHERS[name][3] for name in shown)))
         if legend:
             parts.append(Text(legend, style="dim"))
     return Group(*parts, Text(), *_outcomes(report))
@@ -101,7 +85,7 @@ def _steps(report: CompareReport) -> Table:
 
 def _figure_text(variant: VariantResult, name: str) -> str:
     """Return the median of a figure in its unit; "-" if it is unknown."""
-    _, factor, form = OTHERS[name]
+    _, factor, form, _ = OTHERS[name]
     return format(variant.figures[name].median * factor, form) if name in variant.figures else "-"
 
 

@@ -34,12 +34,7 @@ _RECORD: Final = "/torch/distributed/elastic/multiprocessing/errors/__init__.py"
 
 
 def failure_block(failure: JobFailure, *, file: str) -> list[str]:
-    """Return the block, the first line of which is to follow "numapin: error: ".
-
-    Args:
-        failure: The account.
-        file: The file that has all frames, "" if there is none.
-    """
+    """Return the block, whose first line follows "numapin: error: "; `file` has all frames, "" if there is none."""
     rank = failure.first
     if failure.elsewhere is not None:
         first = failure.elsewhere

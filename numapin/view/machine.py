@@ -398,11 +398,6 @@ def known(value: float | str | None, form: str = "", *, unknown: str = "") -> st
     return unknown if value is None else format(value, form)
 
 
-def size_of(num_bytes: int | None) -> str:
-    """Return a size in GiB, or "" if it is unknown."""
-    return "" if num_bytes is None else gib(num_bytes)
-
-
 def joined(*facts: str, separator: str = ", ") -> str:
     """Join the facts that are known."""
     return separator.join(filter(None, facts))

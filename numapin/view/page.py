@@ -1,4 +1,4 @@
-"""The picture as an HTML page with the same facts as tables, and a plan as a table; no script."""
+"""The picture as an HTML page with a plan as a table; no script."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ import hashlib
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
 from numapin.base.text import printable
-from numapin.topology.model import Gpu
-from numapin.view.machine import (
-    devices_on,
-    empty_nodes,
-    joined,
-    kind_of,
-    known,
-    own_nic_name,
-    policy,
-    rank_places,
-    size_of,
-)
+from numapin.view.machine import joined, known, own_nic_name, policy
 from numapin.view.picture import COLORS, element, lay_out, plan_in_words, style
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
@@ -67,7 +53,7 @@ script-src 'none'; img-src 'none'; base-uri 'none'; form-action 'none'"/>
 <div class="scroll">
 {element(picture)}
 </div>
-{_nodes_table(topology, plan)}{_ranks_table(plan) if plan else ""}{f"<ul>{warnings}</ul>" if warnings else ""}
+{_ranks_table(plan) if plan else ""}{f"<ul>{warnings}</ul>" if warnings else ""}
 </body>
 </html>
 """
@@ -76,9 +62,9 @@ script-src 'none'; img-src 'none'; base-uri 'none'; form-action 'none'"/>
 def _ranks_table(plan: Plan) -> str:
     """Return a row for each rank with its reasons, below what was requested."""
     headings = ("rank", "GPU", "NIC", "node", "CPUs", "memory", "threads", "as requested", "reason")
-    rows = [
-        (
-            str(rank.local_rank),
+    caption, body = "The binding of each rank, and why", ""
+    for rank in plan.ranks:
+        cells = (
             f"gpu{rank.gpu.index}" if rank.gpu else "",
             joined(own_nic_name(rank), rank.nics_reason or "", separator=": "),
             known(rank.node),
@@ -88,49 +74,11 @@ def _ranks_table(plan: Plan) -> str:
             "yes" if rank.exact else "no",
             rank.reason,
         )
-        for rank in plan.ranks
-    ]
-    return f"<p>{_text(plan_in_words(plan))}</p>\n{_table('The binding of each rank, and why', headings, rows)}"
-
-
-def _nodes_table(topology: Topology, plan: Plan | None) -> str:
-    """Return a row for each node, one for all empty nodes, and one for devices of unknown node."""
-    headings = ("node", "kind", "socket", "CPUs", "memory", "free", "devices", "ranks on CPUs", "ranks in memory")
-    places, empty = rank_places(topology, plan), empty_nodes(topology)
-
-    def names(node: int | None) -> str:
-        devices = devices_on(topology, node)
-        return ", ".join(device.label if isinstance(device, Gpu) else device.name for device in devices)
-
-    rows = [
-        (
-            str(node.id),
-            kind_of(topology, node) or "CPUs",
-            known(node.package),
-            str(node.cpus),
-            size_of(node.memory_bytes),
-            size_of(node.free_bytes),
-            names(node.id),
-            cpu_set.render(places.on(node.cpus)),
-            cpu_set.render(places.memory.get(node.id, ())),
-        )
-        for node in topology.nodes
-        if node.id not in empty
-    ]
-    if empty:
-        rows.append((str(empty), "empty", "", "", size_of(0), "", "", "", ""))
-    if lost := names(None):
-        rows.append(("unknown", "", "", "", "", "", lost, "", ""))
-    return _table("The parts of each NUMA node", headings, rows)
-
-
-def _table(caption: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
+        row = "".join(f"<td>{_text(text)}</td>" for text in cells)
+        body += f'<tr><th scope="row">{rank.local_rank}</th>{row}</tr>\n'
     head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
-    body = "".join(
-        f'<tr><th scope="row">{_text(first)}</th>{"".join(f"<td>{_text(text)}</td>" for text in rest)}</tr>\n'
-        for first, *rest in rows
-    )
     return (
+        f"<p>{_text(plan_in_words(plan))}</p>\n"
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table><caption>{caption}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n"
     )

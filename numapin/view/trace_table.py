@@ -26,21 +26,20 @@ def trace_table(report: TraceReport) -> RenderableType:
         parts += [Text(), _copies(report)]
     if report.nothing_found:
         parts += [Text(), Text(report.nothing_found)]
-    for shared in report.findings:
-        finding = shared.finding
+    for finding in report.findings:
         title = Text(finding.what, style="bold yellow" if finding.costs else "bold green")
-        parts += [Text(), title.append(f"  {_rank_names(report, shared.ranks)}", style="not bold default")]
+        parts += [Text(), title.append(f"  {_rank_names(report, finding.ranks)}", style="not bold default")]
         if finding.costs:
             parts.append(Text(f"  cost: up to {finding.costs:.0%} of the time"))
         parts += [Text(f"  seen: {finding.evidence}"), Text(f"  fix: {finding.remedy}")]
-    gains = [shared for shared in report.findings if shared.saves_s > 0]
+    gains = [finding for finding in report.findings if finding.saves_s > 0]
     if gains:
         most = "most to gain first, in seconds a step (estimated, at most; gains may overlap):"
         parts += [Text(), Text(most, style="bold")]
-    for number, shared in enumerate(gains, 1):
-        ranks = _rank_names(report, shared.ranks)
-        share, where = f"{shared.finding.costs:.0%}", f" ({ranks})" if ranks else ""
-        parts.append(Text(f"  {number}. {shared.saves_s:.3g} s  {share:>4}  {shared.finding.what}{where}"))
+    for number, finding in enumerate(gains, 1):
+        ranks = _rank_names(report, finding.ranks)
+        share, where = f"{finding.costs:.0%}", f" ({ranks})" if ranks else ""
+        parts.append(Text(f"  {number}. {finding.saves_s:.3g} s  {share:>4}  {finding.what}{where}"))
     if report.notes:
         parts += [Text(), *(Text(f"note: {note}") for note in report.notes)]
     return Group(*parts)

@@ -83,13 +83,7 @@ class TestJobs:
         assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
         assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (5, "optimizer step", 1)
         assert second["variables"] == {"PYTHONPATH": "/nowhere"}
-        assert first["figures"].keys() >= {
-            "samples_per_s",
-            "wait_share",
-            "startup_s",
-            "memory_bytes",
-            "peak_bytes",
-        }
+        assert first["figures"].keys() >= {"samples_per_s", "wait_share", "startup_s"}
         step_s, samples = first["figures"]["step_s"]["median"], first["figures"]["samples_per_s"]["median"]
         assert step_s > 0.02
         assert samples == pytest.approx(4 / step_s, rel=0.5)
@@ -332,8 +326,6 @@ def run_of(tmp_path: Path, program: str, *, timeout_s: float = 60) -> JobResult:
         settings=StepSettings(folder="", skip=2, steps=5, seconds=60),
         timeout_s=timeout_s,
         grace_s=5,
-        nodes={},
-        loads=dict,
         logs=tmp_path,
     )
     command = shlex.join([sys.executable, path])

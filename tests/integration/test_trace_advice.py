@@ -164,7 +164,7 @@ class TestEpochsAndSteps:
         """The trace names its CPUs; samples are few, and most of them are in the script's own code."""
         content = json.loads((epochs[0] / "out" / "rank-0.trace.json").read_text())
         noted = read_trace(content, source="x").noted
-        assert noted.origin.cpus
+        assert noted.cpus
         assert 10 < len(noted.samples) < 4000
         assert {sample.own for sample in noted.samples if "(train.py:" not in sample.own} == set()
 

@@ -66,12 +66,12 @@ CASES: dict[str, str] = {
     " --toleration nvidia.com/gpu:NoSchedule --pull-secret registry --service-account trainer"
     " --annotation k8s.v1.cni.cncf.io/networks=ib0 train.py",
     "kubernetes-trainjob": f"kubernetes --form trainjob --nodes 2 --machine {{dgx}} {_QUEUED} --container a/b:c"
-    " --dataloader numapin --gang coscheduling train.py",
+    " --dataloader numapin train.py",
     "kubernetes-leaderworkerset": "kubernetes --form leaderworkerset --nodes 2 --gpus-per-node 8 --cpus-per-task 96"
     " --mem-per-node 500G --container a/b:c --dataloader numapin --env-from secret/rendezvous --partition serving"
     " -m package.server",
     "kubernetes-claims": "kubernetes --gpus-per-node 2 --cpus-per-task 16 --mem-per-node 64G --container a/b:c"
-    " --dataloader numapin --gang volcano --device-class gpu.nvidia.com --device-class dranet --match-attribute"
+    " --dataloader numapin --device-class gpu.nvidia.com --device-class dranet --match-attribute"
     " resource.kubernetes.io/pcieRoot train.py",
     "pbs-node": f"pbs --nodes 2 --machine {{dgx}} {_QUEUED} --account physics train.py --lr 0.1",
     "pbs-task": "pbs --form task --nodes 2 --gpus-per-node 4 --cpus-per-task 8 --time 12h --mem-per-node 100G train.py",
@@ -95,14 +95,13 @@ CASES: dict[str, str] = {
     " --volume configmap/a.b:/c:ro --volume emptydir:/scratch:rw --volume emptydir:/dev/shm --volume '/mnt/nvme 0:/a b'"
     " --toleration gpu --toleration a.b/gpu:NoExecute --toleration gpu=yes --toleration gpu=:NoSchedule --env A=b=c"
     " --env-from configmap/site --resource rdma/ib=1 --resource hugepages-2Mi=4Gi --scheduler mine"
-    " --pod-security baseline --gang coscheduling --ttl 2h train.py",
-    "kubernetes-jobset-volcano": f"kubernetes --form jobset --nodes 2 {_POD} --gang volcano --queue team"
+    " --pod-security baseline --ttl 2h train.py",
+    "kubernetes-jobset-claims": f"kubernetes --form jobset --nodes 2 {_POD} --queue team"
     " --device-class gpu.nvidia.com --match-attribute resource.kubernetes.io/pcieRoot train.py",
     "kubernetes-jobset-one-node": f"kubernetes --form jobset {_POD} train.py",
-    "kubernetes-trainjob-volcano": f"kubernetes --form trainjob --nodes 2 {_POD} --gang volcano --annotation a.b/c=d"
-    " train.py",
+    "kubernetes-trainjob-annotated": f"kubernetes --form trainjob --nodes 2 {_POD} --annotation a.b/c=d train.py",
     "kubernetes-trainjob-one-node": f"kubernetes --form trainjob {_POD} --device-class gpu train.py",
-    "kubernetes-leaderworkerset-volcano": f"kubernetes --form leaderworkerset --nodes 2 {_POD} --gang volcano train.py",
+    "kubernetes-leaderworkerset-two-nodes": f"kubernetes --form leaderworkerset --nodes 2 {_POD} train.py",
     "kubernetes-leaderworkerset-one-node": f"kubernetes --form leaderworkerset {_POD} train.py",
     "kubernetes-restricted": f"kubernetes --nodes 2 {_POD} --pod-security restricted --seccomp-profile numa.json"
     " --time 2h train.py",
@@ -163,9 +162,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     f"kubernetes --nodes 2 {_POD}": (
         *("--ipc-lock --pod-security baseline", "--pod-security none", "--seccomp-profile ''", "--gpus-per-node a:4"),
-        *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2", "--env ROLE_RANK=1"),
-        *("--env TORCHELASTIC_RUN_ID=1", "--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env NUMAPIN_BINDING=5"),
-        *("--env NUMAPIN_DATALOADER=numapin", "--env LOCAL_RANK=0", "--env-from wandb", "--env-from secret/"),
+        *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2"),
+        *("--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env-from wandb", "--env-from secret/"),
         *("--pull-secret a --pull-secret a", "--volume data", "--volume data:/data", "--volume pvc/data:data"),
         *("--volume pvc/data:/", "--volume pvc/data:/data:rx", "--volume pvc/:/data", "--volume :/data"),
         *(
@@ -176,11 +174,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
         ),
         *("--resource nvidia.com/gpu=4", "--resource a/b=1 --resource a/b=2", "--node-selector pool"),
         *("--node-selector a=1 --node-selector a=2", "--annotation a", "--annotation a=1 --annotation a=1"),
-        *("--toleration ''", "--toleration gpu:", "--service-account ''", "--queue 'team\n  a: b'", "--gang kueue"),
+        *("--toleration ''", "--toleration gpu:", "--service-account ''", "--queue 'team\n  a: b'"),
         *("--ttl soon", "--match-attribute a.b/c", "--device-class gpu --device-class gpu"),
         *("--device-class gpu --gpus-per-node 0", "--device-class a --device-class b --gpus-per-node 17"),
         *("--form trainjob --ttl 1h", "--form leaderworkerset --time 1h", "--form leaderworkerset --ttl 1h"),
-        *("--form leaderworkerset --requeue", "--form leaderworkerset --gang coscheduling"),
+        "--form leaderworkerset --requeue",
     ),
 }
 """Options that are refused, by the line that they are added to. The script's name follows, and a file for --output."""

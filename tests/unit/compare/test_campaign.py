@@ -52,7 +52,7 @@ class Campaign:
         """Make all runs of variants with these names, of 100 steps or as many as fit into these seconds."""
         variants = [Variant(name=name, shown=(name,), command=(name,), variables={}) for name in names]
         settings = StepSettings(folder="", skip=1, steps=100, seconds=seconds)
-        options = JobOptions(settings=settings, timeout_s=60, grace_s=1, nodes={}, loads=dict, logs=None)
+        options = JobOptions(settings=settings, timeout_s=60, grace_s=1, logs=None)
         self.runs = list(measure_all(variants, options, num_rounds=num_rounds, progress=self.lines.append))
         return self.runs
 

@@ -52,7 +52,6 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
         waited_ns=int(2.5 * step_ms * MS),
         num_batches=10,
         num_samples=640,
-        gpu_memory_bytes=1 << 30,
     )
     return replace(one, **changes)  # type: ignore[arg-type]
 
@@ -63,22 +62,17 @@ def readings(**changes: object) -> dict[str, Any]:
         "started_s": 2.0,
         "cpu_at": lambda at_s: 2 * at_s,
         "host_cpu_at": lambda _: None,
-        "busy": (),
-        "memory_bytes": None,
-        "peak_bytes": None,
-        "remote_share": None,
     }
     return none | changes
 
 
-BUSY = [(at_s, {"a": share, "idle": 0.0}) for at_s, share in ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))]
 FIGURES: dict[str, tuple[list[RankSteps], dict[str, Any]]] = {
     "the slowest rank's steps, the samples of all, the mean wait": (
         [rank(0, step_ms=100), rank(1, step_ms=200, waited_ns=0)],
         readings(host_cpu_at=lambda at_s: 3 * at_s),
     ),
     "only times, without a loader of torch, a GPU or readings": (
-        [rank(0, num_batches=0, num_samples=None, gpu_memory_bytes=None)],
+        [rank(0, num_batches=0, num_samples=None)],
         readings(cpu_at=lambda _: None),
     ),
     "half a second is too short for CPU time": ([rank(0, step_ms=50)], readings(host_cpu_at=lambda at_s: at_s)),
@@ -91,7 +85,6 @@ FIGURES: dict[str, tuple[list[RankSteps], dict[str, Any]]] = {
         readings(cpu_at=lambda _: None, host_cpu_at=lambda at_s: at_s),
     ),
     "the mean counts, not the median": ([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings()),
-    "GPUs within the window, but for idle ones": ([rank(0)], readings(busy=BUSY)),
 }
 
 

@@ -207,13 +207,12 @@ def test_the_schemas_find_wrong_fields(form: str) -> None:
         schemas.require_valid(wrong)
 
 
-def test_the_schemas_find_wrong_claims_and_groups() -> None:
+def test_the_schemas_find_wrong_claims() -> None:
     """The same holds for what stands beside the job."""
-    options = "--nodes 2 --gang volcano --device-class gpu.nvidia.com --match-attribute a.b/c"
-    claims, _, group, _ = _documents([*options.split(), *_POD, "train.py"])
-    for document, path in ((claims, "spec spec devices constraints matchAttributes"), (group, "spec minMembers")):
-        with pytest.raises(jsonschema.ValidationError):
-            schemas.require_valid(_spoil(document, path, 2))
+    options = "--nodes 2 --device-class gpu.nvidia.com --match-attribute a.b/c"
+    claims, *_ = _documents([*options.split(), *_POD, "train.py"])
+    with pytest.raises(jsonschema.ValidationError):
+        schemas.require_valid(_spoil(claims, "spec spec devices constraints matchAttributes", 2))
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from numapin.steps.record import StepSettings
 from numapin.trace import hook, tracer
 from numapin.trace.analysis import Lengths, analyze, common, length, union, without
 from numapin.trace.reading import read_trace
-from numapin.trace.records import ScriptNotes, read_noted
+from numapin.trace.records import read_noted
 from numapin.trace.report import TraceReport, make_report
 from numapin.trace.script import CpuUse
 from numapin.trace.tracer import Pace, Tracer

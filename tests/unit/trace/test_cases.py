@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.unit.trace.cases import CASES
-from tests.unit.trace.seam import ScriptNotes, analyze, make_report, read_noted, read_trace, trace_table
+from tests.unit.trace.seam import analyze, make_report, read_noted, read_trace, trace_table
 
 if TYPE_CHECKING:
     from tests.unit.trace.seam import TraceReport
@@ -150,4 +150,4 @@ def test_the_time_for_many_that_overlap() -> None:
 def test_notes_that_are_malformed(noted: Any) -> None:
     """Malformed notes of any kind are left out."""
     read = read_noted(noted, 0)
-    assert (read.epochs, read.samples, read.origin) == ((), (), ScriptNotes().origin)
+    assert (read.epochs, read.samples, read.host, read.num_cpus) == ((), (), "", None)
