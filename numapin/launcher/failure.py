@@ -19,6 +19,8 @@ from numapin.errors import RankError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numapin.launcher.fixed_hosts import HostFailure
+
 _SHELLS_SIGNAL: Final = 128  # what a shell, and thus a wrapper script, adds to the number of its program's signal
 _SUMMARY_CHARS: Final = 400
 STACK_SIGNAL: Final = signal.SIGRTMAX - 1
@@ -305,21 +307,6 @@ class EndedRank:
         }
 
 
-class ElsewhereFirst(NamedTuple):
-    """The rank that failed first, on another host."""
-
-    host: str
-    number: int  # of the host
-    rank: int | None  # None: unknown, or the launcher itself ended
-    reason: str  # its exception or its end, in one line
-
-    @property
-    def name(self) -> str:
-        """The rank and its host."""
-        rank = "" if self.rank is None else f"rank {self.rank} on "
-        return f"{rank}host {self.number} ({self.host})"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailure:
     """The failure of a job, as this host saw it."""
@@ -330,7 +317,7 @@ class JobFailure:
     why_first: str = ""  # why the first is not the one whose failure has the earliest time
     is_only_host: bool = True
     is_settled: bool = False  # all hosts agree on the first failure
-    elsewhere: ElsewhereFirst | None = None  # the first failure, if it was not on this host
+    elsewhere: HostFailure | None = None  # the first failure, if it was not on this host
     out_of_memory: str | None = None  # what the kernel's out-of-memory killer did
     out_of_memory_advice: str = ""
     shm_bytes: int | None = None  # the size of /dev/shm, and its used share when the failure was seen; None: unknown
@@ -356,14 +343,19 @@ class JobFailure:
 
     def to_json(self) -> dict[str, object]:
         """Return the account as the report file has it."""
-        cause, advice = ("", "") if self.elsewhere else likely_cause(self)
+        cause, advice, elsewhere = "", "", None
+        if self.elsewhere is None:
+            cause, advice = likely_cause(self)
+        else:
+            names = ("host", "number", "rank", "reason")
+            elsewhere = {name: getattr(self.elsewhere, name) for name in names}
         return {
             "program": self.program,
             "host": self.host,
             "is_only_host": self.is_only_host,
             "time_s": self.first.failed_s,
             "first": self.first.rank,
-            "elsewhere": self.elsewhere._asdict() if self.elsewhere else None,
+            "elsewhere": elsewhere,
             "why_first": self.why_first or None,
             "cause": cause or None,
             "advice": advice or None,
