@@ -201,22 +201,3 @@ def openmp(live: Live, _host: Host) -> Result:
         return ok("no variable binds threads")
     what = ", ".join(f"{name}={value}" for name, value in binding.items())
     return warning(what, remedy=f"unset {' '.join(binding)}")
-
-
-@live_check(
-    "device-order",
-    where="CUDA_DEVICE_ORDER in the environment, nvmlDeviceGetName",
-    why="With GPUs of several models, CUDA numbers the fastest first: cuda:0 need not be GPU 0 of nvidia-smi.",
-)
-def device_order(live: Live, host: Host) -> Result:
-    """Find GPUs of several models in CUDA's own order."""
-    order = live.environ.get("CUDA_DEVICE_ORDER")
-    setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
-    nvidia = [gpu for gpu in host.topology.gpus if gpu.is_nvidia]
-    if not nvidia:
-        return ok(f"{setting}; no GPU")
-    models = sorted({gpu.name for gpu in nvidia if gpu.name})
-    what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
-    if len(models) > 1 and order != "PCI_BUS_ID":
-        return warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
-    return ok(what)
