@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
-from numapin.errors import NumapinError, RankError, UsageError
+from numapin.errors import RankError, UsageError
 from numapin.launcher.guardian import LOOK_S
 from numapin.launcher.hosts import OneHost
 from numapin.launcher.ranks import StartedRank, ended_on_error, guarded, names_of, running_after, start
@@ -60,6 +60,14 @@ _PART_BYTES: Final = 1 << 20
 # How long a rank that begins to exit may take: giving back GPU memory takes seconds.
 _DYING_S: Final = 5
 _RETURN_CPU_VALUES: Final = "return plain CPU values"
+_PROBLEMS: Final = {
+    Outcome.RAISED: ("{} raised an exception", ""),
+    Outcome.UNPICKLABLE: ("the result of {} cannot be pickled", _RETURN_CPU_VALUES),
+    Outcome.UNLOADABLE: (
+        "{} could not load fn or its arguments",
+        "fn and its arguments must be importable from a module or script; the traceback names what was not",
+    ),
+}
 _KINDS: Final[Mapping[type, str]] = {
     str: "text, as on the command line",
     Integral: "a whole number",
@@ -116,8 +124,7 @@ def spawn(
         The ranks' return values, in the order of ranks. They are pickled, so return values on the CPU.
 
     Raises:
-        RankError: A rank died, `timeout` expired, or a rank's exception cannot be pickled. An exception that can be
-            pickled is raised itself, with the rank's traceback as its cause.
+        RankError: A rank died or raised an exception, whose traceback is in the message, or `timeout` expired.
         UsageError: An argument is invalid.
         MachineError: The machine cannot be read.
         PlanError: There is no feasible plan.
@@ -330,43 +337,22 @@ def _result_of(rank: RankProcess, answer: Answer, ranks: Sequence[RankProcess]) 
     """Return a rank's result, or raise its error; if another rank died without an answer, raise that as the cause.
 
     A dying rank closes its sockets before its end can be seen, so another rank may report the broken connection first.
-    Which ranks are dying is asked before the answer is unpickled: that may import torch, which takes seconds, and in
-    that time other ranks return, or die of this very error. A rank that ends well looks as if it were dying, too, but
-    has answered by the end of the wait.
+    A rank that ends well looks as if it were dying, too, but has answered by the end of the wait.
     """
-    dying = [other for other in ranks if other.answer is None and (not other.talks or is_exiting(other.process.pid))]
-    try:
-        return _value_in(answer, f"rank {rank.local_rank}")
-    except Exception as error:
-        running_after(dying, _DYING_S)
-        dead = next((other for other in dying if other.answer is None), None)
-        if dead is not None:
-            raise _death_of(dead) from error
-        raise
-
-
-def _value_in(answer: Answer, name: str) -> object:
-    """Return the result in a rank's answer, or raise the error in it, with the rank's traceback as its cause."""
+    name = f"rank {rank.local_rank}"
     if answer.outcome is Outcome.RETURNED:
         try:
             return pickle.loads(answer.content)
         except Exception as error:
             raise RankError(f"the result of {name} cannot be unpickled here: {error}", _RETURN_CPU_VALUES) from error
-    text = answer.text.rstrip()
-    in_rank = RankError(f"in {name}:\n{text}")
-    if answer.outcome is Outcome.UNPICKLABLE:
-        raise RankError(f"the result of {name} cannot be pickled", _RETURN_CPU_VALUES) from in_rank
-    raised: BaseException | None = None
-    with suppress(Exception):  # there is no pickle, or its class is missing here, or raises anything
-        raised = pickle.loads(answer.content)
-    if answer.outcome is Outcome.UNLOADABLE and not isinstance(raised, NumapinError):
-        raise RankError(
-            f"{name} could not load fn or its arguments",
-            "fn and its arguments must be importable from a module or script; the traceback names what was not",
-        ) from in_rank
-    if raised is None:
-        raise RankError(f"{name} raised an exception that cannot be pickled:\n{text}")
-    raise raised from in_rank
+    dying = [other for other in ranks if other.answer is None and (not other.talks or is_exiting(other.process.pid))]
+    running_after(dying, _DYING_S)
+    what, hint = _PROBLEMS[answer.outcome]
+    raised = RankError(f"{what.format(name)}:\n{answer.content.decode().rstrip()}", hint)
+    dead = next((other for other in dying if other.answer is None), None)
+    if dead is not None:
+        raise _death_of(dead) from raised
+    raise raised
 
 
 def _death_of(rank: RankProcess) -> RankError:
