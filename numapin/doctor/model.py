@@ -146,15 +146,10 @@ def counts_of(topology: Topology) -> dict[str, int | str]:
 def compare(
     host: Host, expected: Mapping[str, int | str], *, like: Topology | None = None
 ) -> tuple[DoctorFinding, ...]:
-    """Compare a machine with what it must have.
+    """Compare a machine with the counts and the version of the driver that it must have, see `parse_expected`.
 
-    Args:
-        host: The machine.
-        expected: Counts and the driver's version, see `parse_expected`.
-        like: The machine whose counts these are, if any: what is missing is named, and models and rates are compared.
-
-    Returns:
-        An error for each difference, or one finding that everything is as expected. An unknown value is a difference.
+    `like` is the machine whose counts these are, if any: what is missing is named, and models and rates are compared.
+    Returns an error for each difference, or one finding that all is as expected. An unknown value is a difference.
     """
     topology = host.topology
     differing: list[str] = []

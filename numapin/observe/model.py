@@ -111,29 +111,19 @@ class NcclLibrary:
 class Process:
     """One process of a rank.
 
-    Attributes:
-        pid: The process id.
-        name: The name of the process.
-        role: Its role in the rank.
-        threads: Its threads.
-        policy: The memory policy of its main thread. None: unknown.
-        pages: Its memory. None: the kernel does not report it.
-        unreadable: The reason if `pages` is None.
-        openmp: The variables in its environment that make OpenMP move threads.
-        nccl: The NCCL library that a rank has loaded. None: none, or the process is not a rank.
-        hides_pinned: Whether it has mapped the device file of an AMD or Intel GPU, but none of NVIDIA's. What is
-            page-locked for such a GPU counts as files or anonymous memory, because its mappings are not known.
+    With `hides_pinned` it has mapped the device file of an AMD or Intel GPU, but none of NVIDIA's. What is page-locked
+    for such a GPU counts as files or anonymous memory, because its mappings are not known.
     """
 
     pid: int
     name: str
     role: Role
     threads: tuple[Thread, ...]
-    policy: Policy | None
-    pages: tuple[Pages, ...] | None
-    unreadable: str | None = None
-    openmp: tuple[str, ...] = ()
-    nccl: NcclLibrary | None = None
+    policy: Policy | None  # of its main thread; None: unknown
+    pages: tuple[Pages, ...] | None  # None: the kernel does not report its memory
+    unreadable: str | None = None  # the reason if `pages` is None
+    openmp: tuple[str, ...] = ()  # the variables in its environment that make OpenMP move threads
+    nccl: NcclLibrary | None = None  # that a rank has loaded
     hides_pinned: bool = False
 
     def bytes_by_node(self, kind: MemoryKind) -> Counter[int]:
