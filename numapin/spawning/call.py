@@ -24,7 +24,6 @@ from multiprocessing.connection import wait
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.errors import RankError, UsageError
 from numapin.launcher.guardian import LOOK_S
@@ -35,7 +34,7 @@ from numapin.launcher.run_folder import run_directory
 from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
-from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
+from numapin.plan.request import Request, parse_memory
 from numapin.rank import handover, shim
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
 from numapin.system import cgroup
@@ -67,11 +66,6 @@ _PROBLEMS: Final = {
         "{} could not load fn or its arguments",
         "fn and its arguments must be importable from a module or script; the traceback names what was not",
     ),
-}
-_KINDS: Final[Mapping[type, str]] = {
-    str: "text, as on the command line",
-    Integral: "a whole number",
-    Mapping: "a mapping of GPUs to nodes",
 }
 
 
@@ -144,20 +138,25 @@ def spawn(
         if not isinstance(seconds, Real) or not float(seconds) >= 0:  # NaN is refused, too
             problem = f"{name} is {seconds!r}; it must be a number of seconds, 0 or more"
             raise UsageError(problem, "give a number, such as 60")
-    homes = _read("gpu_nodes", dict, gpu_nodes, kind=Mapping) or {}
-    if not all(isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in homes.items()):
-        problem = f"gpu_nodes: {homes!r} does not map text to whole numbers, as {{'0': 1}} does"
+    homes = gpu_nodes or {}
+    if not isinstance(homes, Mapping) or not all(
+        isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in homes.items()
+    ):
+        problem = f"gpu_nodes is {homes!r}; it must map text to whole numbers, as {{'0': 1}} does"
         raise UsageError(problem, _SEE_OPTIONS)
-    policy = _read("memory", parse_memory, memory)
+    try:
+        policy = None if memory is None else parse_memory(str(memory))
+    except ValueError as error:
+        raise UsageError(f"memory: {error}", _SEE_OPTIONS) from None
     request = Request(
-        bind=_read("bind", parse_bind, bind) or Bind.NODE,
+        bind=bind,
         memory=policy and policy.memory,
         memory_nodes=policy and policy.memory_nodes,
-        num_ranks=_read("num_ranks", int, num_ranks, kind=Integral),
-        cpus_per_rank=_read("cpus_per_rank", int, cpus_per_rank, kind=Integral),
+        num_ranks=num_ranks,
+        cpus_per_rank=cpus_per_rank,
         smt=smt,
-        reserve_cpus=_read("reserve_cpus", CpuSet.parse, reserve_cpus) or CpuSet(),
-        gpus=_read("gpus", parse_gpus, gpus),
+        reserve_cpus=reserve_cpus,
+        gpus=gpus,
     )
     call, descriptors = _pickled(fn, tuple(args))
 
@@ -179,18 +178,6 @@ def spawn(
         with ended_on_error(ranks, run_dir, shutdown_timeout):
             _start(num_ranks, ranks, variables, call, descriptors)
             return results_of(ranks, timeout_s=timeout)
-
-
-def _read(name: str, parse: Callable[[Any], T], given: object, *, kind: type = str) -> T | None:
-    """Parse an option as the command line does; None means not given. Raises UsageError."""
-    if given is None:
-        return None
-    if not isinstance(given, kind):
-        raise UsageError(f"{name} is {given!r}; it must be {_KINDS[kind]}", _SEE_OPTIONS)
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise UsageError(f"{name}: {error}", _SEE_OPTIONS) from None
 
 
 def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> tuple[bytes, list[int]]:

@@ -170,12 +170,12 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("options", "error", "told"),
         [
-            ({"bind": "nodes"}, numapin.UsageError, "bind: 'nodes' is not one of none, node, socket"),
+            ({"bind": "nodes"}, numapin.UsageError, "--bind is 'nodes'; it must be one of none, node, socket"),
             ({"memory": "bnd=0"}, numapin.UsageError, "memory: 'bnd' is not one of none, local"),
             ({"memory": "bind=x"}, numapin.UsageError, "memory: 'x' is not a number"),
-            ({"reserve_cpus": "3-1"}, numapin.UsageError, "reserve_cpus: range '3-1' runs backwards"),
+            ({"reserve_cpus": "3-1"}, numapin.UsageError, "--reserve-cpus: range '3-1' runs backwards"),
             ({"num_ranks": 0}, numapin.UsageError, "--nproc-per-node is 0"),
-            ({"gpus": "0,"}, numapin.UsageError, "gpus: '0,' has an empty entry"),
+            ({"gpus": "0,"}, numapin.UsageError, "--gpus: '0,' has an empty entry"),
             ({"gpus": "77"}, numapin.UsageError, "no GPU matches '77'"),
             ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "no GPU matches '99'"),
             (
@@ -184,14 +184,14 @@ class TestErrors:
                 "too few exclusive cores for 4,096 ranks",
             ),
             ({"num_ranks": 4097}, numapin.UsageError, "at most 4096"),
-            ({"num_ranks": "1"}, numapin.UsageError, "num_ranks is '1'; it must be a whole number"),
-            ({"cpus_per_rank": 1.5}, numapin.UsageError, "cpus_per_rank is 1.5; it must be a whole number"),
-            ({"gpus": [0]}, numapin.UsageError, r"gpus is \[0\]; it must be text, as on the command line"),
-            ({"bind": 0}, numapin.UsageError, "bind is 0; it must be text"),
-            ({"memory": 0}, numapin.UsageError, "memory is 0; it must be text"),
-            ({"reserve_cpus": {0}}, numapin.UsageError, r"reserve_cpus is \{0\}; it must be text"),
-            ({"gpu_nodes": ["0=1"]}, numapin.UsageError, "gpu_nodes is .* it must be a mapping of GPUs to nodes"),
-            ({"gpu_nodes": {0: 1}}, numapin.UsageError, "gpu_nodes: {0: 1} does not map text to whole numbers"),
+            ({"num_ranks": "1"}, numapin.UsageError, "--nproc-per-node is '1'; it must be a whole number"),
+            ({"cpus_per_rank": 1.5}, numapin.UsageError, "--cpus-per-rank is 1.5; it must be a whole number"),
+            ({"gpus": [77]}, numapin.UsageError, "no GPU matches '77'"),
+            ({"bind": 0}, numapin.UsageError, "--bind is 0; it must be one of none"),
+            ({"memory": 0}, numapin.UsageError, "memory: '0' is not one of none"),
+            ({"reserve_cpus": 1.5}, numapin.UsageError, "--reserve-cpus: .* is not iterable"),
+            ({"gpu_nodes": ["0=1"]}, numapin.UsageError, "gpu_nodes is .* it must map text to whole numbers"),
+            ({"gpu_nodes": {0: 1}}, numapin.UsageError, "gpu_nodes is {0: 1}; it must map text to whole numbers"),
             *(
                 ({name: seconds}, numapin.UsageError, f"^{name} is {seconds!r}; {SECONDS}")
                 for name, seconds in itertools.product(("timeout", "shutdown_timeout"), (-1, -math.inf, math.nan, "9"))
