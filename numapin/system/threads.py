@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.bounds import MAX_CPUS
 from numapin.base.cpu_set import CpuSet, render
 from numapin.system.proc import Gone, folder_of, is_running, stat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 
 class ThreadId(NamedTuple):
@@ -87,6 +89,23 @@ def _thread(pid: int, tid: int) -> ThreadId | None:
     except Gone:
         return None
     return None if found.has_ended else ThreadId(pid, tid, found.start)
+
+
+@contextmanager
+def whole_cpuset() -> Iterator[CpuSet]:
+    """Give this thread all CPUs of its cpuset, which are yielded, and its former ones at the end.
+
+    taskset, a binding shell, a rank or a Slurm step may have started this process on some of them. The kernel cuts a
+    wish for all CPUs; if it refuses, the former ones stay.
+    """
+    former = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(MAX_CPUS))
+    try:
+        yield CpuSet(os.sched_getaffinity(0))
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, former)
 
 
 # --- all threads of a process at once --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import read_file
 from numapin.errors import MachineError, MachineFileError, UsageError
+from numapin.system.threads import whole_cpuset
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
 from numapin.topology.vendors import PCI_ORDER
@@ -159,14 +160,8 @@ def _inherited_affinity_notes(readings: Readings) -> tuple[str, ...]:
     inherited = CpuSet(os.sched_getaffinity(0))
     if len(readings.nodes) <= 1 or inherited >= readings.online:
         return ()
-    # The kernel cuts a wish for all CPUs down to the cpuset. The inherited affinity is set again at once.
-    try:
-        os.sched_setaffinity(0, readings.online)
-        possible = CpuSet(os.sched_getaffinity(0))
-    except OSError:
-        return ()
-    finally:
-        os.sched_setaffinity(0, inherited)
+    with whole_cpuset() as possible:
+        pass
     if possible <= inherited:
         return ()
     return (
