@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from numapin.base.text import counted
 from numapin.data import forks
 from numapin.doctor.check import Live, Result, error, live_check, note, ok, unknown, warning
-from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
-from numapin.system.openmp import binding_variables
+from numapin.system.libraries import IGNORE, MENDED, binding_variables, ignores_affinity, narrows
 
 if TYPE_CHECKING:
     from numapin.doctor.check import Host

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.records import to_json
-from numapin.system.nccl import narrows
+from numapin.system.libraries import narrows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

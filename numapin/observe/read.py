@@ -20,9 +20,8 @@ from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRan
 from numapin.observe.verify import VerifyReport, verify
 from numapin.system import numa_maps, proc
 from numapin.system.cgroup import cpuset_of
-from numapin.system.nccl import ignores_affinity, mapped_library
+from numapin.system.libraries import binding_variables, ignores_affinity, mapped_library
 from numapin.system.nccl_files import library_version
-from numapin.system.openmp import binding_variables
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from numapin.base.records import to_json
 from numapin.base.text import counted, listed, not_none
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.plan.request import Bind, Memory
-from numapin.system.nccl import IGNORE, MENDED
+from numapin.system.libraries import IGNORE, MENDED
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _HARMLESS: Final = {
 }
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
 _MOST_MASKS: Final = 4  # in a finding
-_OF_NCCL: Final = ("NCCL", "pt_nccl")
+_NCCL_THREADS: Final = ("NCCL", "pt_nccl")
 """How the names of NCCL's own threads begin: it gives them the CPUs of the GPU's node, as far as the rank has them."""
 
 
@@ -244,7 +244,7 @@ def off_plan(plan: Plan, ranks: Iterable[ObservedRank], *, bound: Collection[int
                 needed = main.cpus
             if thread.tid == process.pid and thread.cpus < needed:
                 off.squeezed.append((process, thread))
-            elif thread.cpus and not thread.name.startswith(_OF_NCCL):
+            elif thread.cpus and not thread.name.startswith(_NCCL_THREADS):
                 pinned.setdefault(thread.cpus, []).append((number, (process, thread)))
     reported = {thread.cpus for off in found.values() for _, thread in off.squeezed}
     for cpus, there in pinned.items():
@@ -324,7 +324,7 @@ def _where_threads(found: list[_Found]) -> str:
 
 def _remedy(process: Process, thread: Thread, again: str) -> str:
     """Name the likely cause, from the thread's name and the process's environment and role."""
-    if thread.name.startswith(_OF_NCCL):
+    if thread.name.startswith(_NCCL_THREADS):
         return (
             "NCCL moved it: unset NCCL_IGNORE_CPU_AFFINITY; NCCL 2.29.2 to 2.29.7 moves it anyway; see: numapin doctor"
         )

@@ -30,7 +30,7 @@ PURE = (
         "base.records",
         "base.stats",
     ),
-    *("system.openmp", "system.refusals", "system.nccl"),
+    *("system.libraries", "system.refusals"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
