@@ -33,7 +33,7 @@ from numapin.launcher.hosts import HostPlace, Hosts, NotMet, interruptible, numb
 from numapin.launcher.ranks import StopSignal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numapin.launcher.connection import Message
     from numapin.launcher.failure import RanksFailed
@@ -349,27 +349,16 @@ class FixedHosts(Hosts):
                 if message.kind == "stopped":
                     self._take_stop(message)
                 self.run_id, self._names[0] = message.text("run_id"), _cut(message.text("name"))
-                return self._place([message.number(name) for name in _NUMBERS], address)
+                first_rank, world_size, first_role_rank, role_size = (message.number(name) for name in _NUMBERS)
+                return self._place((first_rank, world_size, first_role_rank, role_size), address)
             raise PeerRefused("other hosts are missing" if is_asked else "it is not a launcher of numapin")  # noqa: TRY301
         except (ConnectionEnded, PeerRefused):
             self._connections.pop(0).close()
             raise
 
-    def _place(self, numbers: Sequence[int], address: str) -> HostPlace:
-        first_rank, world_size, first_role_rank, role_size = numbers
-        return HostPlace(
-            group_rank=self._own.number,
-            num_hosts=self._own.num_hosts,
-            num_ranks=self._own.num_ranks,
-            first_rank=first_rank,
-            world_size=world_size,
-            first_role_rank=first_role_rank,
-            role_size=role_size,
-            address=address,
-            port=self._port,
-            run_id=self.run_id,
-            is_served=False,
-        )
+    def _place(self, numbers: tuple[int, int, int, int], address: str) -> HostPlace:
+        number, num_hosts, num_ranks, *_ = self._own
+        return HostPlace(number, num_hosts, num_ranks, *numbers, address, self._port, self.run_id, is_served=False)
 
     def _say_waiting(self, whom: str, problem: str) -> None:
         """Say from time to time for whom this launcher waits."""
