@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 NAMES: Final = (*(check.name for check in CHECKS), "topology")
 """The names that --only and --skip accept: the checks, and the notes on what could not be read."""
-IDLE: Final = "idle"
-"""The word of --expect that demands idle GPUs; `_IDLE_CHECK` judges that."""
+IDLE: Final = "idle"  # the word of --expect that demands idle GPUs; `_IDLE_CHECK` judges that
 _IDLE_CHECK: Final = "gpu-processes"
 _DRIVER: Final = "driver"
 _UNKNOWN: Final = "unknown"

@@ -35,15 +35,11 @@ class MemoryKind(StrEnum):
     HEAP = "heap"
     ANONYMOUS = "anonymous"
     STACK = "stack"
-    FILE = "file"
-    """Program and data files: the page cache, which processes share."""
+    FILE = "file"  # program and data files: the page cache, which processes share
     SHARED = "shared"
-    TORCH_SHARED = "torch-shared"
-    """Tensors that torch sends between processes."""
-    SLOT = "slot"
-    """The slots of numapin.DataLoader."""
-    PINNED = "pinned"
-    """Page-locked memory that CUDA allocated (cudaHostAlloc)."""
+    TORCH_SHARED = "torch-shared"  # tensors that torch sends between processes
+    SLOT = "slot"  # the slots of numapin.DataLoader
+    PINNED = "pinned"  # page-locked memory that CUDA allocated (cudaHostAlloc)
 
 
 PRIVATE: Final = frozenset({MemoryKind.HEAP, MemoryKind.ANONYMOUS, MemoryKind.STACK})

@@ -28,8 +28,7 @@ SCHEMA: Final = "numapin.report/1"
 JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
 """Kinds of memory that are checked. Files are not: their pages are in the page cache, on the first reader's node."""
 
-LOCKED: Final = frozenset({MemoryKind.SLOT, MemoryKind.PINNED})
-"""Kinds that the GPU reads and writes directly."""
+LOCKED: Final = frozenset({MemoryKind.SLOT, MemoryKind.PINNED})  # kinds that the GPU reads and writes directly
 
 _LOCKED_SHARE: Final = 0.01  # the part of a kind that may be on other nodes
 _SHARE: Final = 0.05
@@ -42,8 +41,7 @@ _MODES: Final = {
     Memory.BIND: ("bind",),
     Memory.INTERLEAVE: ("interleave",),
 }
-_WIDER: Final = (Bind.SOCKET, Bind.NONE)
-"""Modes that give a rank CPUs of other nodes than its GPU's."""
+_WIDER: Final = (Bind.SOCKET, Bind.NONE)  # modes that give a rank CPUs of other nodes than its GPU's
 _HARMLESS: Final = {
     True: "narrows threads to the CPUs of the GPU's node, and the rank has no others",
     False: "keeps to the rank's CPUs",
@@ -58,10 +56,8 @@ _NCCL_THREADS: Final = ("NCCL", "pt_nccl")
 class VerifySeverity(StrEnum):
     """The weight of a finding."""
 
-    ERROR = "error"
-    """The plan does not hold."""
-    UNVERIFIED = "unverified"
-    """It is unknown whether the plan holds."""
+    ERROR = "error"  # the plan does not hold
+    UNVERIFIED = "unverified"  # it is unknown whether the plan holds
     WARNING = "warning"
     NOTE = "note"
 

@@ -35,8 +35,7 @@ INSTALL_LIBNUMA: Final = (
     "install it with: apt-get install libnuma1 (Debian, Ubuntu) or: dnf install numactl-libs (Fedora, RHEL)"
 )
 INSTALL_STORES: Final = "install a C compiler (apt-get install gcc libc6-dev), then numapin again"
-LIBC: Final = None
-"""The name for the libraries that the process itself is linked with."""
+LIBC: Final = None  # the name for the libraries that the process itself is linked with
 _PR_SET_PDEATHSIG: Final = 1
 _LIBNUMA: Final = "libnuma.so.1"
 _STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stores.c, if it could be built

@@ -211,18 +211,12 @@ _FUTILE: Final = 3  # calls that move nothing, after which the rest of a huge pa
 class Stay(StrEnum):
     """The reason why pages stay where they are."""
 
-    SHARED = "shared"
-    """Other processes map them."""
-    LOCKED = "locked"
-    """A driver or the kernel holds them, e.g. for direct memory access."""
-    FULL = "full"
-    """The node has no room."""
-    FORBIDDEN = "forbidden"
-    """The process's cpuset does not allow the node."""
-    REFUSED = "refused"
-    """The kernel refuses the call: seccomp, or a process that may not be examined."""
-    FIXED = "fixed"
-    """Memory of a device, which cannot be moved."""
+    SHARED = "shared"  # other processes map them
+    LOCKED = "locked"  # a driver or the kernel holds them, e.g. for direct memory access
+    FULL = "full"  # the node has no room
+    FORBIDDEN = "forbidden"  # the process's cpuset does not allow the node
+    REFUSED = "refused"  # the kernel refuses the call: seccomp, or a process that may not be examined
+    FIXED = "fixed"  # memory of a device, which cannot be moved
 
 
 _REASON_OF_PAGE: Final = {errno.EACCES: Stay.SHARED, errno.EFAULT: Stay.FIXED, errno.ENOMEM: Stay.FULL}
@@ -233,8 +227,7 @@ _REASON_OF_CALL: Final = {
     errno.ENODEV: Stay.FORBIDDEN,
     errno.ENOMEM: Stay.FULL,
 }
-FINAL: Final = frozenset({Stay.REFUSED, Stay.FORBIDDEN, Stay.FULL})
-"""Reasons that hold for all further pages."""
+FINAL: Final = frozenset({Stay.REFUSED, Stay.FORBIDDEN, Stay.FULL})  # reasons that hold for all further pages
 
 
 class Moved(NamedTuple):

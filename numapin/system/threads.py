@@ -110,8 +110,7 @@ def whole_cpuset() -> Iterator[CpuSet]:
 
 # --- all threads of a process at once --------------------------------------------------------------------------------
 
-_MOST_PASSES: Final = 100
-"""Threads may start threads while they are bound; those of a bound thread are bound."""
+_MOST_PASSES: Final = 100  # threads may start threads while they are bound; those of a bound thread are bound
 
 
 def bind_threads(

@@ -54,10 +54,8 @@ if TYPE_CHECKING:
     Seen: TypeAlias = tuple[tuple[Gpu, ...], tuple[str, ...]]
     """GPUs with `visible` and `cuda_index`, and notes."""
 
-DISPLAY: Final = 0x03
-"""The base class of GPUs on PCI: the upper half of a device's class."""
-ACCELERATOR: Final = 0x1200
-"""The class of AMD's accelerators on PCI."""
+DISPLAY: Final = 0x03  # the base class of GPUs on PCI: the upper half of a device's class
+ACCELERATOR: Final = 0x1200  # the class of AMD's accelerators on PCI
 
 _CUDA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _MASK, _SELECTOR, _HIERARCHY = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "ZE_FLAT_DEVICE_HIERARCHY"
@@ -386,5 +384,4 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         keeps_list_order=False,
     ),
 }
-VENDORS: Final = tuple(_TABLE)
-"""All vendors, in the order in which they are preferred if a machine has GPUs of several."""
+VENDORS: Final = tuple(_TABLE)  # all vendors, in the order in which they are preferred if a machine has GPUs of several
