@@ -250,11 +250,6 @@ class Job:
         """The signals that end all ranks."""
         return frozenset(signal.Signals[name.strip()] for name in self.signals_to_handle.split(","))
 
-    @property
-    def keeps_logs(self) -> bool:
-        """Whether the ranks' output goes to files."""
-        return bool({"log_dir", "tee", "redirects", "local_ranks_filter"} & self.typed)
-
     def command_of(self, local_rank: int) -> list[str]:
         """Return the command that this rank becomes; as under torch, its number is put into the arguments only."""
         program, *rest = self.command

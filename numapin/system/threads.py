@@ -32,11 +32,6 @@ class ThreadId(NamedTuple):
     tid: int
     start: int
 
-    @property
-    def is_main(self) -> bool:
-        """Whether it is the main thread of its process."""
-        return self.tid == self.pid
-
 
 def threads_of(pid: int) -> list[ThreadId]:
     """Return the threads of a process that have not ended. Raises Gone if the process has, and PermissionError."""

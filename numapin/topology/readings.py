@@ -80,9 +80,7 @@ def pcie_width(lanes: int | None) -> int | None:
     return lanes if lanes in _WIDTHS else None
 
 
-def distinct_packages(
-    numbers: Mapping[PackageKey, int | None],
-) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
+def distinct_packages(numbers: Mapping[PackageKey, int | None]) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
     """Return a number of its own for each package, and a note if the source gives several the same."""
     taken: set[int | None] = set()
     repeated: dict[PackageKey, int] = {}
