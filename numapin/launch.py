@@ -57,36 +57,29 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     When RanksFailed (a rank failed, and no restart is left) or Stopped (by a signal) is raised, all ranks have ended.
     Other errors say why a rank did not start, why hosts did not meet, or which address or port cannot be used.
     """
-    num_ranks, restarts = len(plan.ranks), 0
+    restarts = 0
     failure: RanksFailed | None = None
     with ExitStack() as opened:
         alarm = opened.enter_context(Alarm(job.signals))
-        hosts = hosts_of(job, num_ranks, alarm)
-        opened.enter_context(hosts)
+        hosts = opened.enter_context(hosts_of(job, len(plan.ranks), alarm))
         logs = Logs(job)
         handover.hand_over(plan, run_dir, os.environ)
         identity = handover.identity(run_dir)
         while True:
             if identity is None or handover.identity(run_dir) != identity:
                 run_dir, identity = _replace_folder(plan, run_dir, opened)
-            kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
             try:
-                place = hosts.join(alarm)
-                with hosts.telling():
-                    files = logs.begin(restarts, place, run_dir)
-                shared = place.shared_variables(
-                    os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts
-                )
-                grace_s = job.shutdown_timeout_s
-                ended = ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.take_signal)
-                with hosts.telling(), closing(logs), guarded(run_dir), ended, hosts.telling():
-                    for local_rank, own_files in enumerate(files):
-                        alarm.ring()
-                        variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
-                        ranks.append(start_rank(job, local_rank, variables, own_files))
-                    _watch(ranks, job, hosts, mailbox, alarm)
-                hosts.succeeded(alarm)  # takes up to minutes; all ranks have been reaped
-                return  # noqa: TRY300 - `else` would be far from here
+                failed = _run_round(plan, job, run_dir, restarts, hosts=hosts, alarm=alarm, mailbox=mailbox, logs=logs)
+                if failed is None:
+                    return
+                failure = failed
+                if restarts == job.max_restarts:
+                    _tell_outer_launcher(failure)
+                    raise failure
+                restarts += 1
+                left = counted(job.max_restarts - restarts, "restart")
+                say(f"round {restarts}: {failure.failure.summary}; the ranks are restarted, {left} left")
+                hosts.leave_round()
             except NotMet as error:
                 if failure is None:
                     raise
@@ -94,33 +87,47 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 raise failure from None
             except _HostsWait:
                 continue
-            except RoundFailed as failed:
-                failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
-                failure = hosts.agree_on_first(failure, alarm)
-                alarm.take_signal()  # takes a signal that came while the ranks ended
-                if alarm.stopped_by is not None:
-                    # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
-                    own = failure.failure
-                    is_same = own.elsewhere is None and own.first.signal_number == alarm.stopped_by
-                    raise Stopped(alarm.stopped_by, notes_of(failed)) from (None if is_same else failure)
-                for note in getattr(failed, "__notes__", ()):
-                    say(note)
-                if restarts == job.max_restarts:
-                    _tell_outer_launcher(failure)
-                    raise failure from None
-            restarts += 1
-            left = counted(job.max_restarts - restarts, "restart")
-            say(f"round {restarts}: {failure.failure.summary}; the ranks are restarted, {left} left")
             try:
-                hosts.leave_round()
                 before_restart()
-            except NotMet as error:
-                say(f"{error.message}; the ranks are not restarted")
-                raise failure from None
             except NumapinError:
-                # Leaving with this error must not close the rendezvous for the hosts that can continue.
-                hosts.stays_open = place.num_hosts > job.min_max_nodes[0]
+                hosts.let_others_continue()
                 raise
+
+
+def _run_round(
+    plan: Plan, job: Job, run_dir: str, restarts: int, *, hosts: Hosts, alarm: Alarm, mailbox: Mailbox, logs: Logs
+) -> RanksFailed | None:
+    """Meet the other hosts and run the ranks once. Return the failure, None if the job has succeeded.
+
+    Raises NotMet, _HostsWait, and Stopped if a signal stopped the job after it had failed.
+    """
+    kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
+    place = hosts.join(alarm)
+    with hosts.telling():
+        files = logs.begin(restarts, place, run_dir)
+    shared = place.shared_variables(os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts)
+    ended = ended_on_error(ranks, run_dir, job.shutdown_timeout_s, alarm.is_urgent, alarm.take_signal)
+    try:
+        with hosts.telling(), closing(logs), guarded(run_dir), ended, hosts.telling():
+            for local_rank, own_files in enumerate(files):
+                alarm.ring()
+                variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
+                ranks.append(start_rank(job, local_rank, variables, own_files))
+            _watch(ranks, job, hosts, mailbox, alarm)
+    except RoundFailed as failed:
+        failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
+        failure = hosts.agree_on_first(failure, alarm)
+        alarm.take_signal()  # takes a signal that came while the ranks ended
+        if alarm.stopped_by is not None:
+            # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
+            own = failure.failure
+            is_same = own.elsewhere is None and own.first.signal_number == alarm.stopped_by
+            raise Stopped(alarm.stopped_by, notes_of(failed)) from (None if is_same else failure)
+        for note in getattr(failed, "__notes__", ()):
+            say(note)
+        return failure
+    hosts.succeeded(alarm)  # takes up to minutes; all ranks have been reaped
+    return None
 
 
 def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> Hosts:
@@ -141,7 +148,10 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
     """Wait until all ranks have ended well. Raises RoundFailed, _HostsWait and StopSignal."""
     mailbox.address({rank.local_rank: rank.process.pid for rank in ranks})
     asked_s = time.monotonic()
-    while (running := [rank for rank in ranks if rank.status is None]) or hosts.must_wait():
+    while True:
+        running = [rank for rank in ranks if rank.status is None]
+        if not running and not hosts.must_wait():
+            return
         alarm.wait(_LOOK_S)
         alarm.ring()
         mailbox.deliver()

@@ -109,7 +109,7 @@ def undo_commands(former: Mapping[ThreadId, CpuSet], changed: Collection[ThreadI
     """
     base: dict[int, ThreadId] = {}
     for thread in changed:
-        if thread.pid not in base or thread.is_main:
+        if thread.pid not in base or thread.tid == thread.pid:
             base[thread.pid] = thread
     processes: dict[CpuSet, list[int]] = {}
     for thread in base.values():

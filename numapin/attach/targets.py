@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.base.bounds import MAX_CPUS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import counted
 from numapin.errors import MachineError, NumapinError, UsageError
@@ -29,12 +27,13 @@ from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind, Memory, Request
 from numapin.system import proc
 from numapin.system.cgroup import cpuset_of
+from numapin.system.threads import whole_cpuset
 from numapin.system.tree import Tree
 from numapin.topology.discover import discover
 from numapin.topology.vendors import hiding_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numapin.plan.model import RankPlan
     from numapin.topology.model import Topology
@@ -99,7 +98,7 @@ def aim_at_processes(pids: Sequence[int], options: AttachOptions, environ: Mappi
         examine(pid)
     # All GPUs and all CPUs of this cpuset: other processes may not be limited as this one.
     hiding = hiding_variables()
-    with in_whole_cpuset():
+    with whole_cpuset():
         topology = discover(
             environ={name: value for name, value in environ.items() if name not in hiding},
             gpu_nodes=options.gpu_nodes or (),
@@ -228,23 +227,6 @@ def other_processes() -> dict[int, proc.Stat]:
 # --- their plans -----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def in_whole_cpuset() -> Iterator[None]:
-    """Give this thread all CPUs of its cpuset, and its former ones at the end. The kernel cuts a wish for all CPUs.
-
-    taskset, a binding shell, a rank or a Slurm step may have started this command on some of them. If the kernel
-    refuses, these stay.
-    """
-    inherited = os.sched_getaffinity(0)
-    with suppress(OSError):
-        os.sched_setaffinity(0, range(MAX_CPUS))
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setaffinity(0, inherited)
-
-
 def _planned(
     topology: Topology, found: Sequence[Candidate], subjects: Sequence[Subject], request: Request
 ) -> tuple[tuple[Target, ...], tuple[str, ...]]:
@@ -290,9 +272,6 @@ def cpus_of_cpuset(pid: int, tree: Tree | None = None) -> CpuSet:
 def shortfalls_of(pid: int, known: CpuSet) -> tuple[str, ...]:
     """Return what a plan from the known CPUs lacks for a process: the other CPUs of its cpuset."""
     missing = cpus_of_cpuset(pid) - known
-    if not missing:
-        return ()
-    return (
-        f"the plan leaves out CPUs {missing}: the process may use them, but numapin attach was started in a cpuset "
-        f"without them; start it outside that cpuset; see: cat /proc/self/cgroup /proc/{pid}/cgroup",
-    )
+    why = "the process may use them, but numapin attach was started in a cpuset without them"
+    remedy = f"start it outside that cpuset; see: cat /proc/self/cgroup /proc/{pid}/cgroup"
+    return (f"the plan leaves out CPUs {missing}: {why}; {remedy}",) if missing else ()

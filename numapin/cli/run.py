@@ -33,7 +33,7 @@ from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank import handover, hook_env
 from numapin.rank.inherited import forget_outer_rank, raise_open_files
 from numapin.rank.signals import open_mailbox
-from numapin.system.openmp import binding_variables
+from numapin.system.libraries import binding_variables
 from numapin.tasks.hosts import IDENTITY, OwnHost, identity_of, with_found_hosts
 from numapin.topology.vendors import first_visible
 

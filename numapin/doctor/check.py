@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable  # noqa: TC003 - the type of a field that is read
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from numapin.system.tree import Tree
     from numapin.topology.model import Topology
     from numapin.topology.readings import NvmlReadings
-
-NIC_VARIABLES: Final[tuple[str, ...]] = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
 
 
 class DoctorSeverity(StrEnum):
@@ -103,15 +101,12 @@ class Live:
     streaming_stores: bool | None  # whether libstores.so is installed; None on machines that it does not support
     torch: str | None  # the version of the installed torch
     torch_off: str  # why numapin's data path is off with this torch; "": it is on
-    strays: tuple[str, ...]  # packages that py-libnuma has put into site-packages, other than its own
     python: tuple[int, ...]
     nccl: Mapping[str, str]  # the NCCL packages, or the path of the library without a package, with their versions
     shm_bytes: int | None
     shm_free_bytes: int | None
     gpu_users: tuple[GpuUser, ...] = ()
     kernel_log: KernelLog = KernelLog(())
-    jobs: Mapping[str, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
-    """The NIC_VARIABLES of each running rank on this host, by its job's address and local rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import mmap
 import os
 import pwd
 import re
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -21,14 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.text import printable
 from numapin.data import torch_names
-from numapin.doctor.check import NIC_VARIABLES, GpuUser, KernelLog, Live, Xid
+from numapin.doctor.check import GpuUser, KernelLog, Live, Xid
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
-from numapin.observe.find import local_rank
-from numapin.system import memory, nccl_files, numa, proc
-from numapin.system.proc import all_pids, environment_of
+from numapin.system import calls, memory, nccl_files, numa, proc
 from numapin.topology.address import pci_address
-from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 
 if TYPE_CHECKING:
@@ -39,9 +35,7 @@ if TYPE_CHECKING:
 
 _NCCL_PACKAGES: Final = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
-_MOST_CHARS: Final = 60  # of a job's address
 _MOST_RECORDS: Final = 1 << 17  # of the kernel's buffer, which may be filled while it is read
-_JOURNAL_S: Final = 5.0
 _UNTIL_IDLE_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.5
 _RECORD: Final = re.compile(r"([0-9]+),([0-9]+),([0-9]+),[^;]*;(.*)")
@@ -60,7 +54,7 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: b
     """
     libnuma, refused = None, None
     try:
-        load()
+        calls.function("get_mempolicy")
     except LibnumaError as error:
         libnuma = error.message
     else:
@@ -88,12 +82,10 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: b
         streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         torch=torch,
         torch_off=torch_off,
-        strays=_strays(),
         python=sys.version_info[:3],
         nccl=nccl_versions(environ),
         shm_bytes=None if shm is None else shm.f_blocks * shm.f_frsize,
         shm_free_bytes=None if shm is None else shm.f_bavail * shm.f_frsize,
-        jobs=running_jobs(),
     )
 
 
@@ -175,45 +167,26 @@ def gpu_users(nvml: NvmlReadings) -> tuple[GpuUser, ...]:
     return tuple(found)
 
 
-def read_kernel_log(path: str = "/dev/kmsg", journal: str = "/usr/bin/journalctl") -> KernelLog:
-    """Return the driver's errors in the kernel's own buffer, or else in the journal of this boot."""
-    begins_s: float | None
-    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+def read_kernel_log(path: str = "/dev/kmsg") -> KernelLog:
+    """Return the driver's errors in the kernel's buffer of messages."""
     # "6,339,5140900,-;text": priority and facility, number, microseconds since boot, flags. Facility 0 is the
     # kernel's own: programs may write here, too.
-    records: list[tuple[str, ...]] = []
-    problem = f"{path} shows no message of the kernel"  # a container may have /dev/null or a terminal in its place
     try:
         found = map(_RECORD.match, _kernel_messages(path))
         records = [match.groups() for match in found if match and int(match[1]) >> 3 == 0]
     except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror}"
-    if records:
-        entries = [(booted_s + int(at) / 1e6, text) for _, _, at, text in records]
-        begins_s = None if int(records[0][1]) == 0 else entries[0][0]
-    else:
-        try:
-            # With a full path: prologs have no PATH, and root's must not lead to another user's program.
-            done = subprocess.run(
-                [journal, "--dmesg", "--boot", "--quiet", "--no-pager", "--output=short-unix", "--lines=20000"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_JOURNAL_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return KernelLog(None, problem=problem)
-        matches = re.findall(r"^([0-9]+\.[0-9]+) \S+ kernel: (.*)$", done.stdout.decode(errors="replace"), re.MULTILINE)
-        if not matches:
-            return KernelLog(None, problem=f"{problem}; the journal shows no message of the kernel")
-        entries, begins_s = [(float(at), text) for at, text in matches], float(matches[0][0])
+        return KernelLog(None, problem=f"{path} cannot be read: {error.strerror}")
+    if not records:  # a container may have /dev/null or a terminal in its place
+        return KernelLog(None, problem=f"{path} shows no message of the kernel")
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     xids = []
-    for at_s, text in entries:
+    for _, _, at, text in records:
         match = _XID.match(text)
         if match:
             pci = pci_address(match[1] if "." in match[1] else f"{match[1]}.0") or match[1]
-            xids.append(Xid(int(match[2]), pci, at_s, match[3]))
-    return KernelLog(tuple(xids), begins_s)
+            xids.append(Xid(int(match[2]), pci, booted_s + int(at) / 1e6, match[3]))
+    _, first, began, _ = records[0]
+    return KernelLog(tuple(xids), None if int(first) == 0 else booted_s + int(began) / 1e6)
 
 
 def _kernel_messages(path: str) -> list[str]:
@@ -236,7 +209,7 @@ def _kernel_messages(path: str) -> list[str]:
     return b"".join(chunks).decode(errors="replace").split("\n")
 
 
-# --- packages, libraries and jobs ------------------------------------------------------------------------------------
+# --- packages and libraries ------------------------------------------------------------------------------------------
 
 
 def _version(package: str) -> str | None:
@@ -247,16 +220,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _strays() -> tuple[str, ...]:
-    """Return the folders with Python files that py-libnuma owns, other than `numa`."""
-    try:
-        files = metadata.distribution("py-libnuma").files or ()
-    except metadata.PackageNotFoundError:
-        return ()
-    owned = [Path(str(file.locate())) for file in files if file.name == "__init__.py" and len(file.parts) == 2]
-    return tuple(str(file.parent) for file in owned if file.parent.name != "numa" and file.is_file())
-
-
 def nccl_versions(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the NCCL packages installed beside torch, else the library that a program finds, with their versions."""
     versions = {package: _version(package) for package in _NCCL_PACKAGES}
@@ -265,20 +228,3 @@ def nccl_versions(environ: Mapping[str, str]) -> Mapping[str, str]:
         return found
     library = nccl_files.installed_library((*environ.get("LD_LIBRARY_PATH", "").split(":"), *nccl_files.FOLDERS))
     return {library: nccl_files.library_version(library) or "unknown"} if library else {}
-
-
-def running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
-    """Return each rank's variables that choose NICs, as the rank was started with them.
-
-    A rank has LOCAL_RANK and its job's MASTER_PORT in its environment, whichever launcher started it. What it starts
-    inherits both, so the lowest process id counts.
-    """
-    jobs: dict[str, dict[int, Mapping[str, str]]] = {}
-    for pid in all_pids():
-        environ = environment_of(pid) or {}
-        rank, port = local_rank(environ), environ.get("MASTER_PORT")
-        if rank is not None and port is not None:
-            address = printable(f"{environ.get('MASTER_ADDR', '')}:{port}"[:_MOST_CHARS])
-            of_nics = {name: environ[name] for name in NIC_VARIABLES if name in environ}
-            jobs.setdefault(address, {}).setdefault(rank, of_nics)
-    return jobs

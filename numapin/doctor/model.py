@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 NAMES: Final = (*(check.name for check in CHECKS), "topology")
 """The names that --only and --skip accept: the checks, and the notes on what could not be read."""
-IDLE: Final = "idle"
-"""The word of --expect that demands idle GPUs; `_IDLE_CHECK` judges that."""
+IDLE: Final = "idle"  # the word of --expect that demands idle GPUs; `_IDLE_CHECK` judges that
 _IDLE_CHECK: Final = "gpu-processes"
 _DRIVER: Final = "driver"
 _UNKNOWN: Final = "unknown"
@@ -51,8 +50,8 @@ _NAMED: Final[Mapping[str, Callable[[Topology], set[str]]]] = {
     "ports": lambda topology: {name for name, nic in rdma_adapters(topology).items() if nic.is_up},
 }
 """The names of the things counted, so that a message can name the missing ones."""
-_OF_FILE: Final = 0.02
-_OF_NUMBER: Final = 0.03
+_FILE_TOLERANCE: Final = 0.02
+_NUMBER_TOLERANCE: Final = 0.03
 """The share by which memory may differ from a machine file, and from a number. Firmware and crash kernels reserve
 varying parts of it, and the kernel's page structures take 1.6 % of a nominal size. One module of 32 is 3.1 %."""
 
@@ -146,15 +145,10 @@ def counts_of(topology: Topology) -> dict[str, int | str]:
 def compare(
     host: Host, expected: Mapping[str, int | str], *, like: Topology | None = None
 ) -> tuple[DoctorFinding, ...]:
-    """Compare a machine with what it must have.
+    """Compare a machine with the counts and the version of the driver that it must have, see `parse_expected`.
 
-    Args:
-        host: The machine.
-        expected: Counts and the driver's version, see `parse_expected`.
-        like: The machine whose counts these are, if any: what is missing is named, and models and rates are compared.
-
-    Returns:
-        An error for each difference, or one finding that everything is as expected. An unknown value is a difference.
+    `like` is the machine whose counts these are, if any: what is missing is named, and models and rates are compared.
+    Returns an error for each difference, or one finding that all is as expected. An unknown value is a difference.
     """
     topology = host.topology
     differing: list[str] = []
@@ -165,7 +159,7 @@ def compare(
             seen = host.live.nvml.driver if host.live else None
             is_same = f"{seen}.".startswith(f"{wanted}.")  # 580 is any 580
         elif name == "memory":
-            tolerance = _OF_FILE if like is not None and wanted == like.memory_bytes else _OF_NUMBER
+            tolerance = _FILE_TOLERANCE if like is not None and wanted == like.memory_bytes else _NUMBER_TOLERANCE
             is_same = seen is not None and abs(int(seen) - int(wanted)) <= tolerance * int(wanted)
         else:
             is_same = seen == wanted

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import counted, listed, not_none
-from numapin.doctor.check import NIC_VARIABLES, Host, Live, Result, check, live_check, note, ok, unknown, warning
+from numapin.doctor.check import Host, Live, Result, check, live_check, note, ok, unknown, warning
 from numapin.topology.nics import nearest_by_link, rdma_adapters
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
+_NIC_VARIABLES: Final = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
 _INFINIBAND: Final = "sys/class/infiniband"
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9])?) Gb/sec \(([0-9]{1,2})X", re.ASCII)
 _MOST_CHARS: Final = 60  # of a name
@@ -180,25 +181,23 @@ def ports(host: Host) -> Result:
 
 @live_check(
     "nic-names",
-    where="NCCL_IB_HCA, UCX_NET_DEVICES, NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING, here and in running ranks",
+    where="NCCL_IB_HCA, UCX_NET_DEVICES, NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING in the environment",
     why="A name that no NIC has is ignored, so that traffic goes through fewer NICs, or over TCP.",
 )
 def names(live: Live, host: Host) -> Result:
     """Find variables that name NICs that this machine does not have."""
     nics = _verbs_names(host.topology)
-    environments = [live.environ, *(environ for ranks in live.jobs.values() for environ in ranks.values())]
-    faults: dict[str, None] = {}  # each once
-    for environ in environments:
-        for variable in NIC_VARIABLES:
-            patterns = _named(variable, environ.get(variable, ""))
-            wrong = [word[:_MOST_CHARS] for word in patterns if not any(fnmatchcase(nic, word) for nic in nics)]
-            if wrong:
-                faults[f"{variable} names {', '.join(wrong[:_MOST_NAMES])}, which no NIC here has"] = None
+    faults = []
+    for variable in _NIC_VARIABLES:
+        patterns = _named(variable, live.environ.get(variable, ""))
+        wrong = [word[:_MOST_CHARS] for word in patterns if not any(fnmatchcase(nic, word) for nic in nics)]
+        if wrong:
+            faults.append(f"{variable} names {', '.join(wrong[:_MOST_NAMES])}, which no NIC here has")
     if faults:
         existing = ", ".join(nics) or (_NO_VERBS if rdma_adapters(host.topology) else _NO_RDMA)
         remedy = f"name NICs that exist ({existing}), or unset the variable; see: numapin topo"
         return warning("; ".join(faults), remedy=remedy)
-    is_set = any(name in environ for environ in environments for name in NIC_VARIABLES)
+    is_set = any(name in live.environ for name in _NIC_VARIABLES)
     return ok("every name is that of a NIC" if is_set else "none of these variables is set")
 
 
@@ -212,27 +211,3 @@ def _named(variable: str, text: str) -> list[str]:
     entries = [entry for entry in text.split(",") if entry and (":" in entry or variable != "UCX_NET_DEVICES")]
     devices = [entry.partition(":")[0] for entry in entries]
     return devices if is_exact else [f"{device}*" for device in devices]
-
-
-@live_check(
-    "nccl-ib-hca",
-    where="NCCL_IB_HCA in /proc/PID/environ of running ranks (LOCAL_RANK, MASTER_PORT)",
-    why="NCCL requires the same value on all ranks of a job; with different ones the job can hang.",
-)
-def same_hca(live: Live, _host: Host) -> Result:
-    """Find running jobs whose ranks on this host were started with different values of NCCL_IB_HCA."""
-    differing = []
-    for job, ranks in live.jobs.items():
-        by_value: dict[str | None, list[int]] = {}
-        for rank, environ in sorted(ranks.items()):
-            by_value.setdefault(environ.get("NCCL_IB_HCA"), []).append(rank)
-        if len(by_value) > 1:
-            shown = {value: "not set" if value is None else value[:_MOST_CHARS] for value in by_value}
-            parts = [f"{listed('rank', numbers)}: {shown[value]}" for value, numbers in by_value.items()][:_MOST_NAMES]
-            differing.append(f"the job at {job}: {', '.join(parts)}")
-    if differing:
-        remedy = "export one NCCL_IB_HCA before the launcher starts, and set it in no rank; or unset NCCL_IB_HCA"
-        return warning("; ".join(differing), remedy=remedy)
-    if not live.jobs:
-        return ok("no rank of a job is running that this user may read")
-    return ok(f"the same on all ranks of {counted(len(live.jobs), 'job')}")

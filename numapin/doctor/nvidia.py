@@ -137,7 +137,7 @@ def gpu_processes(live: Live, host: Host) -> Result:
 
 @live_check(
     "xid",
-    where="/dev/kmsg, else: journalctl --dmesg --boot",
+    where="/dev/kmsg",
     why="After some Xid errors a GPU cannot be used until it is reset or the host restarted; others end the job that "
     "caused them.",
 )

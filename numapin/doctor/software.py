@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.base.text import counted, printable
+from numapin.base.text import counted
 from numapin.data import forks
 from numapin.doctor.check import Live, Result, error, live_check, note, ok, unknown, warning
-from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
-from numapin.system.openmp import binding_variables
+from numapin.system.libraries import IGNORE, MENDED, binding_variables, ignores_affinity, narrows
 
 if TYPE_CHECKING:
     from numapin.doctor.check import Host
@@ -68,7 +67,7 @@ def persistence(live: Live, _host: Host) -> Result:
 
 @live_check(
     "libnuma",
-    where="import numa, dlopen libnuma.so.1",
+    where="dlopen libnuma.so.1",
     why="Without libnuma, ranks are bound to CPUs but get no memory policy, and the nodes of pages cannot be checked.",
 )
 def libnuma(live: Live, _host: Host) -> Result:
@@ -130,20 +129,6 @@ def torch(live: Live, _host: Host) -> Result:
 
 
 @live_check(
-    "py-libnuma",
-    where="the list of files of the package py-libnuma",
-    why="py-libnuma 1.2 also installs a package `tests`. `import tests` in a project then finds that one, unless the "
-    "project's own folder comes first on sys.path.",
-)
-def strays(live: Live, _host: Host) -> Result:
-    """Find packages that py-libnuma has put beside its own."""
-    if not live.strays:
-        return ok("installs nothing but its own package")
-    what = f"it also installed {', '.join(map(printable, live.strays))}: it may hide the tests of a project"
-    return note(what, remedy="run a project's tests in its folder with: python -m pytest")
-
-
-@live_check(
     "nccl",
     where="the metadata of the packages nvidia-nccl-cu*, else the file name of libnccl.so.2",
     why="NCCL 2.29.2 to 2.29.7 bind the thread that creates a communicator to the CPUs of the GPU's node and leave it "
@@ -201,22 +186,3 @@ def openmp(live: Live, _host: Host) -> Result:
         return ok("no variable binds threads")
     what = ", ".join(f"{name}={value}" for name, value in binding.items())
     return warning(what, remedy=f"unset {' '.join(binding)}")
-
-
-@live_check(
-    "device-order",
-    where="CUDA_DEVICE_ORDER in the environment, nvmlDeviceGetName",
-    why="With GPUs of several models, CUDA numbers the fastest first: cuda:0 need not be GPU 0 of nvidia-smi.",
-)
-def device_order(live: Live, host: Host) -> Result:
-    """Find GPUs of several models in CUDA's own order."""
-    order = live.environ.get("CUDA_DEVICE_ORDER")
-    setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
-    nvidia = [gpu for gpu in host.topology.gpus if gpu.is_nvidia]
-    if not nvidia:
-        return ok(f"{setting}; no GPU")
-    models = sorted({gpu.name for gpu in nvidia if gpu.name})
-    what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
-    if len(models) > 1 and order != "PCI_BUS_ID":
-        return warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
-    return ok(what)

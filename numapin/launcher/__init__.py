@@ -9,7 +9,7 @@
     guardian.py         the process that ends what ranks started if the launcher is killed
     hosts.py            how the hosts of a job find each other; their rendezvous is closed to other users
     fixed_hosts.py      hosts that know each other: their roll call before ranks start, and news of failures later
-    line.py             a connection between two of their launchers
+    connection.py       a connection between two of their launchers
     logs.py             the ranks' output in files
     store.py            the ranks' store, as torch's clients use it
     store_server.py     its server, and whether the installed torch can be its client

@@ -19,6 +19,8 @@ from numapin.errors import RankError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numapin.launcher.fixed_hosts import HostFailure
+
 _SHELLS_SIGNAL: Final = 128  # what a shell, and thus a wrapper script, adds to the number of its program's signal
 _SUMMARY_CHARS: Final = 400
 STACK_SIGNAL: Final = signal.SIGRTMAX - 1
@@ -38,8 +40,8 @@ _LOST_PEER: Final = re.compile(
 _SILENT_PEER: Final = re.compile(
     r"timed out waiting .*for (send|recv)|collective operation timeout|failed to pass monitoredBarrier", re.IGNORECASE
 )
-_OF_COLLECTIVES: Final = re.compile(r"\bgloo\b|nccl|\bDist(Backend|Network|Store)?Error\b", re.IGNORECASE)
-_IN_COLLECTIVES: Final = re.compile(r'  File ".*/torch/distributed/(distributed_c10d|rendezvous)\.py"')
+_NAMES_COLLECTIVES: Final = re.compile(r"\bgloo\b|nccl|\bDist(Backend|Network|Store)?Error\b", re.IGNORECASE)
+_FRAME_OF_COLLECTIVES: Final = re.compile(r'  File ".*/torch/distributed/(distributed_c10d|rendezvous)\.py"')
 
 
 # --- what a rank recorded --------------------------------------------------------------------------------------------
@@ -48,7 +50,7 @@ _MOST_CHARS: Final = 1 << 17  # of a longer text, half as many of its beginning 
 _BEGIN: Final = "Traceback (most recent call last):"
 _DIRECT_CAUSE: Final = "The above exception was the direct cause of the following exception:"
 _LINKS: Final = (_DIRECT_CAUSE, "During handling of the above exception, another exception occurred:")
-_OF_GROUP: Final = re.compile(r"^  [|+] ")
+_GROUP_MARGIN: Final = re.compile(r"^  [|+] ")
 _MEMBER: Final = re.compile(r" +\+-[+-]-+ (\d+|\.\.\.) -+")
 # ExceptionWrapper of torch, which numapin's DataLoader uses, too, raises an exception of another process again.
 _CAUGHT: Final = re.compile(r"\S+: Caught \S+ (?P<where>.+)\.")
@@ -72,7 +74,7 @@ def chain_of(traceback: str) -> list[RaisedException]:
     The text of one that torch raises again ("Caught ValueError in DataLoader worker process 0.") ends with the original
     traceback, whose exceptions follow it. A traceback in the text of any other exception is a part of that text.
     """
-    lines = [_OF_GROUP.sub("", line) for line in _bounded(traceback).split("\n")]
+    lines = [_GROUP_MARGIN.sub("", line) for line in _bounded(traceback).split("\n")]
     begins = [0]
     for number, line in enumerate(lines[1:], 1):
         if line.startswith(_ORIGINAL) and _CAUGHT.fullmatch(lines[number - 1]):
@@ -275,7 +277,7 @@ class EndedRank:
         for raised in reversed(self.chain):
             where = next((line for line in reversed(raised.frames) if line.startswith('  File "')), "")
             # Others are not about ranks: a file server, a database or a pipe may break a connection, too.
-            if _OF_COLLECTIVES.search(raised.message) or _IN_COLLECTIVES.match(where):
+            if _NAMES_COLLECTIVES.search(raised.message) or _FRAME_OF_COLLECTIVES.match(where):
                 if _LOST_PEER.search(raised.message):
                     return "lost its connection to"
                 if _SILENT_PEER.search(raised.message):
@@ -305,21 +307,6 @@ class EndedRank:
         }
 
 
-class ElsewhereFirst(NamedTuple):
-    """The rank that failed first, on another host."""
-
-    host: str
-    number: int  # of the host
-    rank: int | None  # None: unknown, or the launcher itself ended
-    reason: str  # its exception or its end, in one line
-
-    @property
-    def name(self) -> str:
-        """The rank and its host."""
-        rank = "" if self.rank is None else f"rank {self.rank} on "
-        return f"{rank}host {self.number} ({self.host})"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailure:
     """The failure of a job, as this host saw it."""
@@ -330,7 +317,7 @@ class JobFailure:
     why_first: str = ""  # why the first is not the one whose failure has the earliest time
     is_only_host: bool = True
     is_settled: bool = False  # all hosts agree on the first failure
-    elsewhere: ElsewhereFirst | None = None  # the first failure, if it was not on this host
+    elsewhere: HostFailure | None = None  # the first failure, if it was not on this host
     out_of_memory: str | None = None  # what the kernel's out-of-memory killer did
     out_of_memory_advice: str = ""
     shm_bytes: int | None = None  # the size of /dev/shm, and its used share when the failure was seen; None: unknown
@@ -356,14 +343,19 @@ class JobFailure:
 
     def to_json(self) -> dict[str, object]:
         """Return the account as the report file has it."""
-        cause, advice = ("", "") if self.elsewhere else likely_cause(self)
+        cause, advice, elsewhere = "", "", None
+        if self.elsewhere is None:
+            cause, advice = likely_cause(self)
+        else:
+            names = ("host", "number", "rank", "reason")
+            elsewhere = {name: getattr(self.elsewhere, name) for name in names}
         return {
             "program": self.program,
             "host": self.host,
             "is_only_host": self.is_only_host,
             "time_s": self.first.failed_s,
             "first": self.first.rank,
-            "elsewhere": self.elsewhere._asdict() if self.elsewhere else None,
+            "elsewhere": elsewhere,
             "why_first": self.why_first or None,
             "cause": cause or None,
             "advice": advice or None,
@@ -447,7 +439,7 @@ _LOST_CONNECTION: Final = re.compile(
 )
 _READS_TENSOR: Final = "in rebuild_storage_fd"  # torch/multiprocessing/reductions.py
 _READS_BATCH: Final = "in _try_get_data"  # torch/utils/data/dataloader.py
-_BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
+_SIGNAL_BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
 _SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
 # aten/src/ATen/MapAllocator.cpp: "unable to allocate shared memory(shm) for file </torch_4711_…>: No space left on
 # device (28)"; Python: "[Errno 28] No space left on device: '/dev/shm/…'"
@@ -455,7 +447,7 @@ _NO_SHM: Final = re.compile(r"(shared memory|</?torch_).*No space left on device
 _NO_DESCRIPTORS: Final = re.compile(r"unable to open shared memory object .*Too many open files")
 _FULL: Final = 0.9
 _SHM_ADVICE: Final = "docker run --shm-size=8g, or numapin run --dataloader=numapin, which does not need it"
-_OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
+_CAUSE_OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
     signal.SIGKILL: (
         "a scheduler, a user, or the kernel when the host is short of memory",
         "look for out-of-memory kills in dmesg, and for limits in the scheduler's log",
@@ -476,7 +468,7 @@ _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
     signal.SIGPIPE: ("it wrote to a pipe or a socket whose reader has ended", ""),
     signal.SIGSYS: ("a seccomp filter, such as a container's, forbids a system call", "see the filter's log: dmesg"),
 }
-_OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
+_CAUSE_OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
     126: ("the program could not be executed", "see its permissions with: ls -l"),
     127: ("the program was not found", "see where the shell looks for it: echo $PATH"),
 }
@@ -513,13 +505,13 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one
             if is_shm_full:
                 return full_shm
             return "a DataLoader worker ended, or was killed", "look for its message above, and for kills in dmesg"
-        number = _BY_DESCRIPTION.get(signals[-1])
+        number = _SIGNAL_BY_DESCRIPTION.get(signals[-1])
         if number is None:
             return "", ""
     if number is None:
-        return _OF_STATUS.get(rank.exitcode, ("", ""))
+        return _CAUSE_OF_STATUS.get(rank.exitcode, ("", ""))
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
     if number == signal.SIGBUS and is_shm_full:
         return full_shm
-    return _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
+    return _CAUSE_OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))

@@ -18,7 +18,6 @@ import signal
 import socket
 import time
 import uuid
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,16 +27,16 @@ from numapin.base.bounds import MAX_RANKS
 from numapin.base.stderr import say
 from numapin.base.text import listed
 from numapin.errors import NumapinError, UsageError
+from numapin.launcher.connection import Connection, ConnectionEnded, PeerRefused, PeerUnsigned
 from numapin.launcher.guardian import DEATH_S
 from numapin.launcher.hosts import HostPlace, Hosts, NotMet, interruptible, numbered, public_id
-from numapin.launcher.line import Line, LineEnded, LineRefused, LineUnsigned
 from numapin.launcher.ranks import StopSignal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from numapin.launcher.connection import Message
     from numapin.launcher.failure import RanksFailed
-    from numapin.launcher.line import Message
     from numapin.launcher.options import Job
     from numapin.launcher.ranks import Alarm
 
@@ -80,18 +79,24 @@ class _Caller(NamedTuple):
     job: str  # a digest of what its resource manager calls the job; "" if it did not tell this host its number
 
 
-class _OtherJob(LineRefused):
+class _OtherJob(PeerRefused):
     """A launcher of another job has come, which by chance has the same port."""
 
 
-class _HostFailure(NamedTuple):
-    """The failure of a host; without a rank and a text, its cause is unknown."""
+class HostFailure(NamedTuple):
+    """The failure of a host; without a rank and a reason, its cause is unknown."""
 
-    number: int
-    name: str
+    host: str
+    number: int  # of the host
     rank: int | None = None
-    text: str = ""
+    reason: str = ""  # the exception or the end of the rank, or of the launcher, in one line
     is_consequence: bool = True  # whether another host's failure may have caused it
+
+    @property
+    def name(self) -> str:
+        """The rank and its host."""
+        rank = "" if self.rank is None else f"rank {self.rank} on "
+        return f"{rank}host {self.number} ({self.host})"
 
 
 class FixedHosts(Hosts):
@@ -129,12 +134,12 @@ class FixedHosts(Hosts):
         self._secret = job.run_id.encode() if job.run_id else None
         self.run_id = public_id(job.run_id) if job.run_id else str(uuid.uuid4())
         # By the number of the host: on host 0, the connections to all others that have not said bye, else to host 0.
-        self._lines: dict[int, Line] = {}
+        self._connections: dict[int, Connection] = {}
         self._names = {job.node_rank: self._own.name}
         self._is_over = False  # another host has failed or was stopped, or this one has told them that it did
-        self._failures: dict[int, _HostFailure] = {}  # by the number of the host, in the order of the news
+        self._failures: dict[int, HostFailure] = {}  # by the number of the host, in the order of the news
         self._has_reported = set[int]()  # the hosts whose ranks have ended after a failure
-        self._first: _HostFailure | None = None  # the failure that all hosts report as the first
+        self._first: HostFailure | None = None  # the failure that all hosts report as the first
         if not {"rdzv_endpoint", "master_addr"} & job.typed:
             say(
                 f"--nnodes {self._own.num_hosts}: waiting for the other hosts at {self._where}, on this host; name "
@@ -143,8 +148,8 @@ class FixedHosts(Hosts):
 
     def __exit__(self, *_: object) -> None:
         """Close the connections."""
-        for line in self._lines.values():
-            line.close()
+        for connection in self._connections.values():
+            connection.close()
 
     # --- the roll call -----------------------------------------------------------------------------------------------
 
@@ -162,8 +167,8 @@ class FixedHosts(Hosts):
     def _call_roll(self, alarm: Alarm) -> HostPlace:
         """Wait on host 0 for all others, and give them their numbers."""
         callers, problem = {0: self._own}, ""
-        strangers: dict[Line, float] = {}  # connections that have not said who they are, and until when they may
-        lines: dict[int, Line] = {}  # all connections, by their descriptors
+        strangers: dict[Connection, float] = {}  # they have not said who they are; until when they may
+        opened: dict[int, Connection] = {}  # all connections, by their descriptors
         with self._listening() as listening:
             poll = select.poll()
             poll.register(listening, select.POLLIN)
@@ -176,60 +181,53 @@ class FixedHosts(Hosts):
                         text = f"{who} did not come to {self._where} in {self._limit_s:g} s"
                         raise self._refuse_all(f"{text}; {problem}" if problem else text, _MISSING_HINT)
                     self._say_waiting(f"{who} at {self._where}", problem)
-                ready = [lines.get(descriptor) for descriptor, _ in poll.poll(_LOOK_S * 1000)]
+                ready = [opened.get(descriptor) for descriptor, _ in poll.poll(_LOOK_S * 1000)]
                 most_strangers = _MAX_STRANGERS + self._own.num_hosts
                 if None in ready:
                     try:
-                        line = Line(listening.accept()[0], secret=self._secret, is_server=True)
+                        new = Connection(listening.accept()[0], secret=self._secret, is_server=True)
                     except OSError as error:  # else it is gone again
                         if error.errno in (errno.EMFILE, errno.ENFILE):
                             problem = f"a connection could not be accepted: {error.strerror}"
                             most_strangers = len(strangers) - 1
                             time.sleep(_LOOK_S)
                     else:
-                        lines[line.fileno()], strangers[line] = line, time.monotonic() + _GREETING_S
-                        poll.register(line, select.POLLIN)
-                late = [line for line, until_s in strangers.items() if until_s < time.monotonic()]
+                        opened[new.fileno()], strangers[new] = new, time.monotonic() + _GREETING_S
+                        poll.register(new, select.POLLIN)
+                late = [each for each, until_s in strangers.items() if until_s < time.monotonic()]
                 late += [*strangers][: max(0, len(strangers) - most_strangers)]
-                for line in {*filter(None, ready), *late}:
-                    end = self._why_ended(line, callers, is_stranger=line in strangers, is_late=line in late)
-                    known = [number for number, own in self._lines.items() if own is line]
+                for connection in {*filter(None, ready), *late}:
+                    end: ConnectionEnded | PeerRefused | None = None
+                    try:
+                        self._hear(connection, callers, is_stranger=connection in strangers)
+                    except (ConnectionEnded, PeerRefused) as error:
+                        end = error
+                    known = [number for number, own in self._connections.items() if own is connection]
+                    if end is None and connection in late and not known:  # only closed: a slow host comes again
+                        end = ConnectionEnded("it did not say in time who it is")
                     if end is not None or known:
-                        strangers.pop(line, None)
+                        strangers.pop(connection, None)
                     if end is None:
                         continue
-                    if isinstance(end, LineRefused):
+                    if isinstance(end, PeerRefused):
                         problem = f"a connection was refused, because {end}"
                         is_early = int(isinstance(end, _OtherJob))  # host 0 of its job may come yet
-                        line.send("refused", text=_cut(str(end)), again=is_early)
-                    elif line in late:
+                        connection.send("refused", text=_cut(str(end)), again=is_early)
+                    elif connection in late:
                         problem = problem or f"a connection was closed, because {end}"
                     for number in known:
-                        del self._lines[number], callers[number]  # it may come again
-                    poll.unregister(line)
-                    del lines[line.fileno()]
-                    line.close()
-            for line in strangers:
-                line.close()
+                        del self._connections[number], callers[number]  # it may come again
+                    poll.unregister(connection)
+                    del opened[connection.fileno()]
+                    connection.close()
+            for connection in strangers:
+                connection.close()
         # The port is free now, so no rank of another host takes this launcher for the store.
         places = numbered([(callers[number].role, callers[number].num_ranks) for number in sorted(callers)])
-        for number, line in self._lines.items():
+        for number, connection in self._connections.items():
             fields = dict(zip(_NUMBERS, places[number], strict=True))
-            line.send("place", **fields, run_id=self.run_id, name=self._own.name)
+            connection.send("place", **fields, run_id=self.run_id, name=self._own.name)
         return self._place(places[0], self._addresses[0])
-
-    def _why_ended(
-        self, line: Line, callers: dict[int, _Caller], *, is_stranger: bool, is_late: bool
-    ) -> LineEnded | LineRefused | None:
-        """Hear a connection in the roll call; return why it has ended or is refused, None if it goes on."""
-        end: LineEnded | LineRefused | None = None
-        try:
-            self._hear(line, callers, is_stranger=is_stranger)
-        except (LineEnded, LineRefused) as error:
-            end = error
-        if end is None and is_late and line not in self._lines.values():
-            return LineEnded("it did not say in time who it is")  # only closed: a slow host comes again
-        return end
 
     def _listening(self) -> socket.socket:
         """Return a socket that listens on all addresses, as torch's store will. Raises NotMet."""
@@ -247,16 +245,16 @@ class FixedHosts(Hosts):
         listening.setblocking(False)
         return listening
 
-    def _hear(self, line: Line, callers: dict[int, _Caller], *, is_stranger: bool) -> None:
+    def _hear(self, connection: Connection, callers: dict[int, _Caller], *, is_stranger: bool) -> None:
         """Take what a host says in the roll call: who it is, or that it was stopped.
 
-        Raises LineEnded, LineRefused, StopSignal, and NotMet, which all hosts get, for a contradiction.
+        Raises ConnectionEnded, PeerRefused, StopSignal, and NotMet, which all hosts get, for a contradiction.
         """
-        for message in line.receive():
+        while message := connection.receive():
             if message.kind == "stopped" and not is_stranger:
                 self._take_stop(message)
             if message.kind != "hello" or not is_stranger:
-                raise LineRefused("it said something unexpected")
+                raise PeerRefused("it said something unexpected")
             caller = _Caller(
                 number=message.number("host"),
                 num_hosts=message.number("hosts"),
@@ -277,10 +275,9 @@ class FixedHosts(Hosts):
             elif number >= caller.num_hosts or caller.num_ranks > MAX_RANKS:
                 contradiction = f"{name} has the number {number} of {caller.num_hosts}, and {caller.num_ranks} ranks"
             if contradiction:
-                line.send("refused", text=_cut(contradiction))
+                connection.send("refused", text=_cut(contradiction))
                 raise self._refuse_all(contradiction, "give all hosts the same --nnodes, and each its own --node-rank")
-            self._lines[number], callers[number] = line, caller
-            self._names[number] = name
+            self._connections[number], callers[number], self._names[number] = connection, caller, name
             is_stranger = False
 
     def _refuse_all(self, problem: str, hint: str) -> NotMet:
@@ -304,9 +301,9 @@ class FixedHosts(Hosts):
                     place = self._ask(address, alarm)
                 except (OSError, UnicodeError) as error:
                     problem = getattr(error, "strerror", None) or str(error)
-                except (LineEnded, LineRefused) as error:
+                except (ConnectionEnded, PeerRefused) as error:
                     problem = str(error)
-                    num_unsigned += isinstance(error, LineUnsigned)
+                    num_unsigned += isinstance(error, PeerUnsigned)
                 else:
                     return place
             if num_unsigned == len(self._addresses):
@@ -322,58 +319,46 @@ class FixedHosts(Hosts):
             pause_s = min(2 * pause_s, _RETRY_S[1])
 
     def _ask(self, address: str, alarm: Alarm) -> HostPlace:
-        """Return the place that host 0 gives to this host. Raises OSError, LineEnded, LineRefused, NotMet."""
+        """Return the place that host 0 gives to this host. Raises OSError, ConnectionEnded, PeerRefused, NotMet."""
         limit_s = max(1, min(_GREETING_S, self._deadline_s - time.monotonic()))
         call = partial(socket.create_connection, (address, self._port), timeout=limit_s)
-        connection = interruptible(call, alarm, limit_s)
-        line = self._lines[0] = Line(connection, secret=self._secret, is_server=False)
+        opened = interruptible(call, alarm, limit_s)
+        host_0 = self._connections[0] = Connection(opened, secret=self._secret, is_server=False)
+        until_s, is_asked = min(time.monotonic() + _GREETING_S, self._deadline_s + _SLACK_S), False
+        poll = select.poll()
+        poll.register(host_0, select.POLLIN)
         try:
-            until_s, is_asked = min(time.monotonic() + _GREETING_S, self._deadline_s + _SLACK_S), False
-            poll = select.poll()
-            poll.register(line, select.POLLIN)
             while time.monotonic() < until_s:
                 alarm.ring()
                 poll.poll(_LOOK_S * 1000)
-                messages = deque(line.receive())
-                while messages:
-                    message = messages.popleft()
-                    if message.kind == "refused" and message.optional_number("again"):
-                        raise LineRefused(f"host 0 reports: {message.text('text')}")  # noqa: TRY301 - a retry
-                    if message.kind == "refused":
-                        raise NotMet(f"host 0 reports: {message.text('text')}", _HINT)
-                    if message.kind == "stopped":
-                        self._take_stop(message)
-                    line.put_back([*messages])  # news that came at the same time
-                    self.run_id, self._names[0] = message.text("run_id"), _cut(message.text("name"))
-                    return self._place([message.number(name) for name in _NUMBERS], address)
-                if line.is_greeted and not is_asked:
-                    own, is_asked = self._own, True
-                    fields = {"host": own.number, "hosts": own.num_hosts, "ranks": own.num_ranks}
-                    line.send("hello", **fields, name=_cut(own.name), role=own.role, job=own.job)
-                    until_s = self._deadline_s + _SLACK_S
-                whom = "the other hosts; host 0 at {} says which" if is_asked else "host 0 at {}, which says nothing"
-                self._say_waiting(whom.format(self._where), "")
-        except (LineEnded, LineRefused):
-            self._lines.pop(0).close()
+                message = host_0.receive()
+                if message is None:
+                    if host_0.is_greeted and not is_asked:
+                        own, is_asked = self._own, True
+                        fields = {"host": own.number, "hosts": own.num_hosts, "ranks": own.num_ranks}
+                        host_0.send("hello", **fields, name=_cut(own.name), role=own.role, job=own.job)
+                        until_s = self._deadline_s + _SLACK_S
+                    whom = f"host 0 at {self._where}, which says nothing"
+                    if is_asked:
+                        whom = f"the other hosts; host 0 at {self._where} says which"
+                    self._say_waiting(whom, "")
+                    continue
+                if message.kind == "refused":
+                    text = f"host 0 reports: {message.text('text')}"
+                    raise PeerRefused(text) if message.optional_number("again") else NotMet(text, _HINT)
+                if message.kind == "stopped":
+                    self._take_stop(message)
+                self.run_id, self._names[0] = message.text("run_id"), _cut(message.text("name"))
+                first_rank, world_size, first_role_rank, role_size = (message.number(name) for name in _NUMBERS)
+                return self._place((first_rank, world_size, first_role_rank, role_size), address)
+            raise PeerRefused("other hosts are missing" if is_asked else "it is not a launcher of numapin")  # noqa: TRY301
+        except (ConnectionEnded, PeerRefused):
+            self._connections.pop(0).close()
             raise
-        self._lines.pop(0).close()
-        raise LineRefused("other hosts are missing" if is_asked else "it is not a launcher of numapin")
 
-    def _place(self, numbers: Sequence[int], address: str) -> HostPlace:
-        first_rank, world_size, first_role_rank, role_size = numbers
-        return HostPlace(
-            group_rank=self._own.number,
-            num_hosts=self._own.num_hosts,
-            num_ranks=self._own.num_ranks,
-            first_rank=first_rank,
-            world_size=world_size,
-            first_role_rank=first_role_rank,
-            role_size=role_size,
-            address=address,
-            port=self._port,
-            run_id=self.run_id,
-            is_served=False,
-        )
+    def _place(self, numbers: tuple[int, int, int, int], address: str) -> HostPlace:
+        number, num_hosts, num_ranks, *_ = self._own
+        return HostPlace(number, num_hosts, num_ranks, *numbers, address, self._port, self.run_id, is_served=False)
 
     def _say_waiting(self, whom: str, problem: str) -> None:
         """Say from time to time for whom this launcher waits."""
@@ -394,9 +379,11 @@ class FixedHosts(Hosts):
 
     def must_wait(self) -> bool:
         """Return whether this host, whose ranks have succeeded, stays until the others have: host 0 passes on news."""
-        if not self._is_first:
-            self._send_all("bye")
-        return self._is_first and bool(self._lines)
+        return self._is_first and bool(self._connections)
+
+    def succeeded(self, alarm: Alarm) -> None:  # noqa: ARG002 - as the other ways to meet
+        """Let host 0 know that the ranks of this host have succeeded."""
+        self._send_all("bye")
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -410,8 +397,8 @@ class FixedHosts(Hosts):
             if not self._is_over:
                 self._is_over = True
                 text = _cut(error.message) if isinstance(error, NumapinError) else ""
-                self._failures[self._own.number] = _HostFailure(self._own.number, self._own.name, text=text)
-                self._send_all("failing", host=self._own.number, name=_cut(self._own.name), text=text)
+                own = self._failures[self._own.number] = HostFailure(self._own.name, self._own.number, reason=text)
+                self._send_all("failing", host=own.number, name=_cut(own.host), text=text)
             raise
 
     def agree_on_first(self, failed: RanksFailed, alarm: Alarm) -> RanksFailed:
@@ -419,26 +406,25 @@ class FixedHosts(Hosts):
 
         All hosts give their ranks the same time to end, and report then; host 0 decides.
         """
-        from numapin.launcher.failure import ElsewhereFirst
-
-        first, own = failed.failure.first, _HostFailure(self._own.number, self._own.name)
+        first, own = failed.failure.first, HostFailure(self._own.name, self._own.number)
         if first.failed_by_itself:
             is_abort = first.signal_number == signal.SIGABRT and not first.exception  # as NCCL does, if others are lost
             reason = _cut(first.exception.partition("\n")[0] or first.end)
-            own = own._replace(rank=first.rank, text=reason, is_consequence=bool(first.blames_peer) or is_abort)
+            own = own._replace(rank=first.rank, reason=reason, is_consequence=bool(first.blames_peer) or is_abort)
         self._take_report(own)
         if not self._is_first:
-            self._send_all("report", rank=own.rank, text=own.text, is_consequence=int(own.is_consequence))
+            self._send_all("report", rank=own.rank, text=own.reason, is_consequence=int(own.is_consequence))
         deadline_s = time.monotonic() + self._job.shutdown_timeout_s + DEATH_S
         while self._first is None and time.monotonic() < deadline_s and not alarm.is_urgent():
             self._listen(is_running=False)
-            if self._is_first and self._has_reported >= self._lines.keys():
-                known = [failure for failure in self._failures.values() if failure.rank is not None or failure.text]
+            if self._is_first and self._has_reported >= self._connections.keys():
+                known = [failure for failure in self._failures.values() if failure.rank is not None or failure.reason]
                 others = [failure for failure in self._failures.values() if failure.number != own.number]
-                self._first = min(known or others or [own], key=lambda failure: failure.is_consequence)
-                name, rank, text = _cut(self._first.name), self._first.rank, self._first.text
-                self._send_all("first", host=self._first.number, name=name, rank=rank, text=text)
-            elif not self._lines:
+                first_of_all = min(known or others or [own], key=lambda failure: failure.is_consequence)
+                self._first = first_of_all
+                fields = {"host": first_of_all.number, "rank": first_of_all.rank, "text": first_of_all.reason}
+                self._send_all("first", **fields, name=_cut(first_of_all.host))
+            elif not self._connections:
                 break
             else:
                 alarm.wait(_LOOK_S)
@@ -447,61 +433,56 @@ class FixedHosts(Hosts):
             decided = next((failure for failure in self._failures.values() if failure.number != own.number), None)
         if decided is None:
             return failed
-        elsewhere = None
-        if decided.number != own.number:
-            elsewhere = ElsewhereFirst(decided.name, decided.number, decided.rank, decided.text or "a rank failed")
+        is_own = decided.number == own.number
+        elsewhere = None if is_own else decided._replace(reason=decided.reason or "a rank failed")
         return type(failed)(replace(failed.failure, elsewhere=elsewhere, is_settled=True))
 
     def _listen(self, *, is_running: bool) -> None:
         """Take the news of the other hosts. Raises StopSignal while this host's ranks are running."""
-        for number, line in [*self._lines.items()]:
+        for number, connection in [*self._connections.items()]:
             try:
-                for message in line.receive():
-                    if number in self._lines:  # it has not said bye
-                        self._take_news(message, number, is_running=is_running)
-            except (LineEnded, LineRefused) as error:
-                line.close()
-                if self._lines.pop(number, None) is None:  # it has said bye
-                    continue
-                name = self._names.get(number, "")
-                text = f"its launcher is gone: {error}"
-                lost = _HostFailure(number, name, text=text, is_consequence=False)
+                # One that has said bye is no longer among them.
+                while number in self._connections and (message := connection.receive()):
+                    self._take_news(message, number, is_running=is_running)
+            except (ConnectionEnded, PeerRefused) as error:
+                self._connections.pop(number).close()
+                lost = HostFailure(self._names.get(number, ""), number, None, f"its launcher is gone: {error}", False)
                 known = self._failures.get(number)
-                if known is not None and known.rank is None and not known.text:  # it did not come to report
-                    self._failures[number] = lost._replace(text=f"a rank failed, and {text}")
+                if known is not None and known.rank is None and not known.reason:  # it did not come to report
+                    self._failures[number] = lost._replace(reason=f"a rank failed, and {lost.reason}")
                 self._take_failure(self._failures.get(number, lost))
                 self._has_reported.add(number)
 
     def _take_news(self, message: Message, number: int, *, is_running: bool) -> None:
-        """Take one message of a host. Raises LineRefused, and StopSignal while this host's ranks are running."""
+        """Take one message of a host. Raises PeerRefused, and StopSignal while this host's ranks are running."""
         name = self._names.get(number, "")
         match message.kind:
             case "bye":
-                self._lines.pop(number).close()
+                self._connections.pop(number).close()
             case "failing":
-                origin, name = (number, name) if self._is_first else (message.number("host"), message.text("name"))
-                self._take_failure(_HostFailure(origin, name, text=message.text("text")))
+                name, number = (name, number) if self._is_first else (message.text("name"), message.number("host"))
+                self._take_failure(HostFailure(name, number, reason=message.text("text")))
             case "stopped":
                 if is_running:
                     self._take_stop(message)
             case "report" if self._is_first:
                 rank, text = message.optional_number("rank"), message.text("text")
-                self._take_report(_HostFailure(number, name, rank, text, bool(message.number("is_consequence"))))
+                self._take_report(HostFailure(name, number, rank, text, bool(message.number("is_consequence"))))
             case "first" if not self._is_first:
                 rank, text = message.optional_number("rank"), message.text("text")
-                self._first = _HostFailure(message.number("host"), message.text("name"), rank, text)
+                self._first = HostFailure(message.text("name"), message.number("host"), rank, text)
             case kind:
-                raise LineRefused(f"it said {kind}")
+                raise PeerRefused(f"it said {kind}")
 
-    def _take_failure(self, failure: _HostFailure) -> None:
+    def _take_failure(self, failure: HostFailure) -> None:
         """Note that a host has failed; the first time, host 0 passes it on."""
         self._failures.setdefault(failure.number, failure)
         if not self._is_over:
             self._is_over = True
             if self._is_first:
-                self._send_all("failing", host=failure.number, name=_cut(failure.name), text=failure.text)
+                self._send_all("failing", host=failure.number, name=_cut(failure.host), text=failure.reason)
 
-    def _take_report(self, failure: _HostFailure) -> None:
+    def _take_report(self, failure: HostFailure) -> None:
         """Note how the ranks of a host have ended."""
         self._has_reported.add(failure.number)
         if failure.rank is not None:
@@ -511,7 +492,7 @@ class FixedHosts(Hosts):
         """Raise StopSignal, because a signal has stopped another host, and pass that on."""
         number = message.number("signal")
         if number not in set(self._job.signals):
-            raise LineRefused(f"it was stopped by signal {number}")
+            raise PeerRefused(f"it was stopped by signal {number}")
         stop, host, name = signal.Signals(number), message.number("host"), _cut(message.text("name"))
         say(f"host {host} ({name}) was stopped by {stop.name}, and so is this one")
         if self._is_first:
@@ -528,5 +509,5 @@ class FixedHosts(Hosts):
             self._send_all("stopped", host=self._own.number, name=name, signal=int(error.number))
 
     def _send_all(self, kind: str, **fields: int | str | None) -> None:
-        for line in self._lines.values():
-            line.send(kind, **fields)
+        for connection in self._connections.values():
+            connection.send(kind, **fields)

@@ -30,7 +30,7 @@ ranks need it. A process that still exists after this time may never end."""
 _PATIENCE_S: Final = 6
 """Seconds in which what ranks started may end by itself: torch's DataLoader workers look for their parent every 5 s,
 and then remove their temporary files."""
-_OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # a launcher has NUMAPIN_RUN_DIR, too
+_RANK_VARIABLES: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # a launcher has NUMAPIN_RUN_DIR, too
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def of_ranks(sessions: Collection[int], folder: str) -> list[int]:
             if stat.session not in sessions and stat.state != "D":
                 with suppress(OSError):
                     environ = proc.environment_of(pid)
-            is_marked = environ and environ.get("NUMAPIN_RUN_DIR") == folder and environ.keys() >= {*_OF_RANKS}
+            is_marked = environ and environ.get("NUMAPIN_RUN_DIR") == folder and environ.keys() >= {*_RANK_VARIABLES}
             if stat.session in sessions or is_marked:
                 found.append(pid)
     return found

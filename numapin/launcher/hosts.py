@@ -130,8 +130,6 @@ def meeting_of(job: Job) -> str:
 class Hosts:
     """The hosts of a job, as one of them sees them. What is here suits a job on one host."""
 
-    stays_open = False  # whether the hosts that are left continue without this one
-
     def __enter__(self) -> Self:
         """Return this."""
         return self
@@ -166,8 +164,11 @@ class Hosts:
     def leave_round(self) -> None:
         """Let other hosts know that the ranks of this one are about to be restarted."""
 
+    def let_others_continue(self) -> None:
+        """Leave a job that other hosts can continue without this one."""
+
     def succeeded(self, alarm: Alarm) -> None:
-        """Wait for other hosts after the ranks of this one have succeeded."""
+        """Tell other hosts that the ranks of this one have succeeded, and wait for theirs if that is necessary."""
 
 
 class OneHost(Hosts):
@@ -223,6 +224,7 @@ class SeveralHosts(Hosts):
         self._store: Any = None
         self._ranks_store: Any = None
         self.place: HostPlace | None = None
+        self._stays_open = False  # the other hosts continue without this one, or the rendezvous is gone
         backend, run_id = job.rdzv_backend, job.rdzv_id
         self.run_id = job.run_id or str(uuid.uuid4())
         if backend == "c10d":
@@ -266,7 +268,7 @@ class SeveralHosts(Hosts):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the rendezvous; then count this host where hosts that succeeded wait for the others."""
-        if isinstance(error, (StopSignal, Stopped)) or self.stays_open:
+        if isinstance(error, (StopSignal, Stopped)) or self._stays_open:
             return  # the host may come back, or the others continue without it
         with suppress(Exception):  # the store is gone: the error that ends the job counts
             self._handler.shutdown()
@@ -322,7 +324,7 @@ class SeveralHosts(Hosts):
             return self._handler.num_nodes_waiting()
         except Exception as error:  # noqa: BLE001 - the backend may raise anything
             # torch would log a failure to close a rendezvous that is gone.
-            self.stays_open = type(error).__name__ == "RendezvousConnectionError"
+            self._stays_open = type(error).__name__ == "RendezvousConnectionError"
             raise _not_met(error) from None
 
     def leave_round(self) -> None:
@@ -337,6 +339,10 @@ class SeveralHosts(Hosts):
             num_succeeded = self._store.add(_SUCCEEDED, 0)
         if num_succeeded:
             raise NotMet("the ranks of another host have succeeded, so it cannot take part in a restart", _SEE_OTHERS)
+
+    def let_others_continue(self) -> None:
+        """Do not close the rendezvous if the other hosts are enough."""
+        self._stays_open = self.place is not None and self.place.num_hosts > self._job.min_max_nodes[0]
 
     def succeeded(self, alarm: Alarm) -> None:
         """Wait until the ranks of all hosts have ended, as torchrun does: the first host serves the store.

@@ -50,7 +50,7 @@ class Logs:
     def begin(self, attempt: int, place: HostPlace, run_dir: str) -> list[RankOutput]:
         """Make the folders of an attempt, and begin to show the lines of --tee; return the files of each rank."""
         job = self._job
-        if not job.keeps_logs:
+        if not {"log_dir", "tee", "redirects", "local_ranks_filter"} & job.typed:  # no output goes to files
             again = f"-{attempt}" if attempt else ""
             return [RankOutput(os.path.join(run_dir, f"error-{n}{again}.json")) for n in range(place.num_ranks)]
         folder = self._make_folders(attempt, place, run_dir)

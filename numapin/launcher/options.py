@@ -194,7 +194,7 @@ TORCHRUN_OPTIONS: Final = (
             "completion SHELL.", words=("bash", "zsh", "tcsh"), since=(2, 14)),
 )  # fmt: skip
 """Each option of torchrun except --help, in the order of the help page."""
-_BY_SPELLING: Final = {spelling: option for option in TORCHRUN_OPTIONS for spelling in option.spellings}
+_OPTION_BY_SPELLING: Final = {spelling: option for option in TORCHRUN_OPTIONS for spelling in option.spellings}
 
 
 # --- the job ---------------------------------------------------------------------------------------------------------
@@ -250,11 +250,6 @@ class Job:
         """The signals that end all ranks."""
         return frozenset(signal.Signals[name.strip()] for name in self.signals_to_handle.split(","))
 
-    @property
-    def keeps_logs(self) -> bool:
-        """Whether the ranks' output goes to files."""
-        return bool({"log_dir", "tee", "redirects", "local_ranks_filter"} & self.typed)
-
     def command_of(self, local_rank: int) -> list[str]:
         """Return the command that this rank becomes; as under torch, its number is put into the arguments only."""
         program, *rest = self.command
@@ -282,7 +277,7 @@ def parse(
         if word == "--":
             break
         name, equals, value = word.partition("=")
-        if name not in own and not name.startswith("--") and name[:2] in _BY_SPELLING and len(name) > 2:  # -t3
+        if name not in own and not name.startswith("--") and name[:2] in _OPTION_BY_SPELLING and len(name) > 2:  # -t3
             name, equals, value = word[:2], "=", word[2:]
         torchruns = None if name in own else _meant(name, prog)
         takes_value = own[name] if torchruns is None else torchruns.value
@@ -330,12 +325,12 @@ def parse(
 
 def _meant(name: str, prog: str) -> TorchrunOption:
     """Return the option of torchrun that a word spells, or abbreviates. numapin's own options have no abbreviations."""
-    if name in _BY_SPELLING:
-        return _BY_SPELLING[name]
-    begun = [spelling for spelling in _BY_SPELLING if len(name) > 2 and spelling.startswith(name)]
+    if name in _OPTION_BY_SPELLING:
+        return _OPTION_BY_SPELLING[name]
+    begun = [spelling for spelling in _OPTION_BY_SPELLING if len(name) > 2 and spelling.startswith(name)]
     # The installed torch may not have the newest options, and an abbreviation must not change its meaning.
-    oldest = min((_BY_SPELLING[spelling].since for spelling in begun), default=None)
-    meant = {_BY_SPELLING[spelling].key: _BY_SPELLING[spelling] for spelling in begun}
+    oldest = min((_OPTION_BY_SPELLING[spelling].since for spelling in begun), default=None)
+    meant = {_OPTION_BY_SPELLING[spelling].key: _OPTION_BY_SPELLING[spelling] for spelling in begun}
     old = [option for option in meant.values() if option.since == oldest]
     if len(old) == 1:
         return old[0]

@@ -23,10 +23,8 @@ REQUESTS: Final = (
 )
 """torch's requests, by their numbers. A later torch may add some at the end."""
 CHECK_ANSWERS: Final = ("READY", "NOT_READY")
-WAIT_ANSWERS: Final = ("STOP_WAITING", "WAIT_CANCELED")
-"""torch's answers, by their numbers."""
-MAGIC: Final = 0x3C85F7CE
-"""The number that VALIDATE brings."""
+WAIT_ANSWERS: Final = ("STOP_WAITING", "WAIT_CANCELED")  # torch's answers, by their numbers
+MAGIC: Final = 0x3C85F7CE  # the number that VALIDATE brings
 _READY, _NOT_READY = (bytes([number]) for number in range(len(CHECK_ANSWERS)))
 _STOP_WAITING, _WAIT_CANCELED = (bytes([number]) for number in range(len(WAIT_ANSWERS)))
 # torch's own bounds.

@@ -39,22 +39,13 @@ _JOIN_S: Final = 2.0  # how long the job's end waits for a look that has not fin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """The settings of a verification.
+    """The settings of a verification. `outcome_of` returns the report's fields about the error that ended a run."""
 
-    Attributes:
-        after_s: Seconds from the start of all ranks to the first look.
-        report: The report file. None: none is written.
-        tell: Called with a report and the seconds since it was made.
-        warn: Called with the text of a warning.
-        launcher: What starts the ranks, and why, for the report file.
-        outcome_of: Returns the fields of the report file about the error that ended a run.
-    """
-
-    after_s: float
-    report: Path | None
-    tell: Callable[[VerifyReport, float], None]
+    after_s: float  # from the start of all ranks to the first look
+    report: Path | None  # the report file
+    tell: Callable[[VerifyReport, float], None]  # called with a report and the seconds since it was made
     warn: Callable[[str], None]
-    launcher: Mapping[str, str] = field(default_factory=dict[str, str])
+    launcher: Mapping[str, str] = field(default_factory=dict[str, str])  # what starts the ranks, and why
     outcome_of: Callable[[BaseException], Mapping[str, object]] = lambda _: {}
 
 

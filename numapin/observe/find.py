@@ -45,45 +45,26 @@ _NAME_PROCESSES: Final = "name the processes of a job instead of a run: --pid PI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
-    """A job and its plan.
+    """A job and its plan. Mappings are by local rank.
 
-    Attributes:
-        name: The name of the run, or the process ids that were given.
-        plan: The plan of its ranks.
-        pids: The process id of each rank, by local rank.
-        applied: The bindings that the ranks recorded, by local rank; empty if numapin did not start them.
-        gone: Ranks whose recorded process has ended or is on another host. Other processes may have their ids now.
-        owner: The user of the run's folder. None: there is no folder.
-        starts: The start time of each rank's process, as far as it was recorded; in clock ticks since boot.
-        bound: All processes that have bound themselves and still run; several may use the GPU of a rank.
+    Other processes may have the ids of ranks that are `gone`. Several of the `bound` processes may use a rank's GPU.
     """
 
-    name: str
+    name: str  # of the run, or the process ids that were given
     plan: Plan
     pids: Mapping[int, int]
-    applied: Mapping[int, Mapping[str, object]]
-    gone: frozenset[int] = frozenset()
-    owner: int | None = None
-    starts: Mapping[int, int | None] = field(default_factory=dict)
-    bound: frozenset[int] = frozenset()
+    applied: Mapping[int, Mapping[str, object]]  # what the ranks recorded; empty if numapin did not start them
+    gone: frozenset[int] = frozenset()  # ranks whose recorded process has ended or is on another host
+    owner: int | None = None  # the user of the run's folder; None: there is no folder
+    starts: Mapping[int, int | None] = field(default_factory=dict)  # in clock ticks since boot, if recorded
+    bound: frozenset[int] = frozenset()  # all processes that have bound themselves and still run
 
 
 def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str, str], *, again: str) -> RunningJob:
-    """Find the job that the user named.
+    """Find the run of this name (see `find_run`), or the job of these ranks or launchers. It has at least one rank.
 
-    Args:
-        named: The folder or the name of a run, see `find_folder`. None: the only run of this user, if there are no
-            `pids` either.
-        pids: Process ids of ranks or launchers.
-        environ: Where NUMAPIN_RUN_DIR and TMPDIR are looked up.
-        again: The command to type again, for a hint.
-
-    Returns:
-        The job, with at least one rank.
-
-    Raises:
-        UsageError: There is no such job, it is ambiguous, or none of its ranks has started.
-        MachineError: Its files or processes cannot be read.
+    `again` is the command to type again, for a hint. Raises UsageError if there is no such job, it is ambiguous, or
+    none of its ranks has started; MachineError if its files or processes cannot be read.
     """
     if named is not None and pids is not None:
         raise UsageError("RUN and --pid both name a job", "give one of them")
@@ -226,7 +207,14 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
 
     targets = targets_below(pids, topology, children)
     # A child that inherited its rank's LOCAL_RANK is no rank, even if it computes on another GPU by mistake.
-    targets = [each for each in targets if not any(_is_child(each, of=other, children=children) for other in targets)]
+    under = {each.pid: set(proc.descendants(each.pid, children)) for each in targets}
+    numbers_of = {each.pid: local_rank(each.environ or {}) for each in targets}
+
+    def is_child(pid: int, of: int) -> bool:
+        is_below = pid in under[of] and of not in under[pid]
+        return is_below and numbers_of[pid] is not None and numbers_of[pid] == numbers_of[of]
+
+    targets = [each for each in targets if not any(is_child(each.pid, other.pid) for other in targets)]
     ranks, environs = [each.pid for each in targets], [_environment(each) for each in targets]
 
     # All must be of one job: an active run, or one address at which its ranks meet.
@@ -285,13 +273,6 @@ class _Command:
     """The command line of a run."""
 
     argv: Texts
-
-
-def _is_child(each: Candidate, *, of: Candidate, children: Mapping[int, list[int]]) -> bool:
-    """Return whether a process is below another one with the same LOCAL_RANK."""
-    rank = local_rank(each.environ or {})
-    is_below = each.pid in proc.descendants(of.pid, children) and of.pid not in proc.descendants(each.pid, children)
-    return is_below and rank is not None and rank == local_rank(of.environ or {})
 
 
 def _environment(each: Candidate) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.records import to_json
-from numapin.system.nccl import narrows
+from numapin.system.libraries import narrows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,15 +35,11 @@ class MemoryKind(StrEnum):
     HEAP = "heap"
     ANONYMOUS = "anonymous"
     STACK = "stack"
-    FILE = "file"
-    """Program and data files: the page cache, which processes share."""
+    FILE = "file"  # program and data files: the page cache, which processes share
     SHARED = "shared"
-    TORCH_SHARED = "torch-shared"
-    """Tensors that torch sends between processes."""
-    SLOT = "slot"
-    """The slots of numapin.DataLoader."""
-    PINNED = "pinned"
-    """Page-locked memory that CUDA allocated (cudaHostAlloc)."""
+    TORCH_SHARED = "torch-shared"  # tensors that torch sends between processes
+    SLOT = "slot"  # the slots of numapin.DataLoader
+    PINNED = "pinned"  # page-locked memory that CUDA allocated (cudaHostAlloc)
 
 
 PRIVATE: Final = frozenset({MemoryKind.HEAP, MemoryKind.ANONYMOUS, MemoryKind.STACK})
@@ -111,29 +107,19 @@ class NcclLibrary:
 class Process:
     """One process of a rank.
 
-    Attributes:
-        pid: The process id.
-        name: The name of the process.
-        role: Its role in the rank.
-        threads: Its threads.
-        policy: The memory policy of its main thread. None: unknown.
-        pages: Its memory. None: the kernel does not report it.
-        unreadable: The reason if `pages` is None.
-        openmp: The variables in its environment that make OpenMP move threads.
-        nccl: The NCCL library that a rank has loaded. None: none, or the process is not a rank.
-        hides_pinned: Whether it has mapped the device file of an AMD or Intel GPU, but none of NVIDIA's. What is
-            page-locked for such a GPU counts as files or anonymous memory, because its mappings are not known.
+    With `hides_pinned` it has mapped the device file of an AMD or Intel GPU, but none of NVIDIA's. What is page-locked
+    for such a GPU counts as files or anonymous memory, because its mappings are not known.
     """
 
     pid: int
     name: str
     role: Role
     threads: tuple[Thread, ...]
-    policy: Policy | None
-    pages: tuple[Pages, ...] | None
-    unreadable: str | None = None
-    openmp: tuple[str, ...] = ()
-    nccl: NcclLibrary | None = None
+    policy: Policy | None  # of its main thread; None: unknown
+    pages: tuple[Pages, ...] | None  # None: the kernel does not report its memory
+    unreadable: str | None = None  # the reason if `pages` is None
+    openmp: tuple[str, ...] = ()  # the variables in its environment that make OpenMP move threads
+    nccl: NcclLibrary | None = None  # that a rank has loaded
     hides_pinned: bool = False
 
     def bytes_by_node(self, kind: MemoryKind) -> Counter[int]:

@@ -45,23 +45,14 @@ _PROBLEMS: Final = (NumapinError, OSError, ValueError)  # with one run, which mu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrigin:
-    """The origin of a job. None: unknown.
-
-    Attributes:
-        host: The name of this host.
-        user: The name of the run's user.
-        job_id: The batch system's number of the job.
-        pod: The name of the Kubernetes pod.
-        namespace: The pod's namespace.
-        ranks: The number of each rank in the whole job, by local rank.
-    """
+    """The origin of a job. None: unknown."""
 
     host: str
     user: str | None = None
-    job_id: str | None = None
-    pod: str | None = None
+    job_id: str | None = None  # the batch system's number
+    pod: str | None = None  # of Kubernetes, and its namespace
     namespace: str | None = None
-    ranks: Mapping[int, int] = field(default_factory=dict)
+    ranks: Mapping[int, int] = field(default_factory=dict)  # the number in the whole job, by local rank
 
 
 def origin_of(job: RunningJob, environ: Mapping[str, str]) -> JobOrigin:

@@ -20,9 +20,8 @@ from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRan
 from numapin.observe.verify import VerifyReport, verify
 from numapin.system import numa_maps, proc
 from numapin.system.cgroup import cpuset_of
-from numapin.system.nccl import ignores_affinity, mapped_library
+from numapin.system.libraries import binding_variables, ignores_affinity, mapped_library
 from numapin.system.nccl_files import library_version
-from numapin.system.openmp import binding_variables
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
@@ -67,18 +66,10 @@ def verify_running(job: RunningJob) -> VerifyReport:
 
 
 def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root: Path = LIVE) -> Observed:
-    """Read the ranks' process trees.
+    """Read the ranks' process trees; `pids` are by local rank, and `root` holds proc/ and sys/.
 
-    Args:
-        pids: Local rank -> process id.
-        gone: Ranks whose processes are known to have ended; other processes may have their ids now.
-        root: The directory that holds proc/ and sys/.
-
-    Returns:
-        The ranks with their processes.
-
-    Raises:
-        MachineError: A file does not hold what kernels write.
+    Ranks that are `gone` have ended, and other processes may have their ids. Raises MachineError for a file that does
+    not hold what kernels write.
     """
     system = Tree(str(root).rstrip("/"))
     nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one

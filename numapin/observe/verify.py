@@ -12,7 +12,7 @@ from numapin.base.records import to_json
 from numapin.base.text import counted, listed, not_none
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.plan.request import Bind, Memory
-from numapin.system.nccl import IGNORE, MENDED
+from numapin.system.libraries import IGNORE, MENDED
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ SCHEMA: Final = "numapin.report/1"
 JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
 """Kinds of memory that are checked. Files are not: their pages are in the page cache, on the first reader's node."""
 
-LOCKED: Final = frozenset({MemoryKind.SLOT, MemoryKind.PINNED})
-"""Kinds that the GPU reads and writes directly."""
+LOCKED: Final = frozenset({MemoryKind.SLOT, MemoryKind.PINNED})  # kinds that the GPU reads and writes directly
 
 _LOCKED_SHARE: Final = 0.01  # the part of a kind that may be on other nodes
 _SHARE: Final = 0.05
@@ -42,8 +41,7 @@ _MODES: Final = {
     Memory.BIND: ("bind",),
     Memory.INTERLEAVE: ("interleave",),
 }
-_WIDER: Final = (Bind.SOCKET, Bind.NONE)
-"""Modes that give a rank CPUs of other nodes than its GPU's."""
+_WIDER: Final = (Bind.SOCKET, Bind.NONE)  # modes that give a rank CPUs of other nodes than its GPU's
 _HARMLESS: Final = {
     True: "narrows threads to the CPUs of the GPU's node, and the rank has no others",
     False: "keeps to the rank's CPUs",
@@ -51,21 +49,20 @@ _HARMLESS: Final = {
 }
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
 _MOST_MASKS: Final = 4  # in a finding
-_OF_NCCL: Final = ("NCCL", "pt_nccl")
+_NCCL_THREADS: Final = ("NCCL", "pt_nccl")
 """How the names of NCCL's own threads begin: it gives them the CPUs of the GPU's node, as far as the rank has them."""
 
 
 class VerifySeverity(StrEnum):
     """The weight of a finding."""
 
-    ERROR = "error"
-    """The plan does not hold."""
-    UNVERIFIED = "unverified"
-    """It is unknown whether the plan holds."""
+    ERROR = "error"  # the plan does not hold
+    UNVERIFIED = "unverified"  # it is unknown whether the plan holds
     WARNING = "warning"
     NOTE = "note"
 
 
+_ERROR, _WARNING = VerifySeverity.ERROR, VerifySeverity.WARNING
 _HOLDS: Final = {VerifySeverity.ERROR: False, VerifySeverity.UNVERIFIED: None}
 """Whether the plan holds, for the findings that decide it."""
 
@@ -158,46 +155,45 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
     5. NCCL does not undo the binding.
     6. Of each kind of memory, at most 5 % or 4 MiB, whichever is more, is on other nodes; of page-locked memory, 1 %.
 
-    Args:
-        plan: The plan of the job.
-        observed: Its ranks, as `observe` saw them.
-        applied: The ranks' own records by local rank. A rank without a record was not started by numapin.
-        run: The name of the job.
-
-    Returns:
-        The findings for each rank.
+    `applied` has the ranks' own records by local rank; a rank without a record was not started by numapin. `run` is the
+    name of the job.
     """
     planned = {rank.local_rank: rank for rank in plan.ranks}
     off = off_plan(plan, observed.ranks, bound=applied.keys())
     reports = []
     for rank in observed.ranks:
         number = rank.local_rank
-        own, record = planned[number], applied.get(number)
+        record = applied.get(number)
+        again = f"numapin attach --pid {rank.pid}" if record is None else f"numapin attach --job {run}"
+        seen = _Seen(planned[number], rank, plan.bind, record, again)
         if rank.is_gone:
-            gone = VerifyFinding(
-                severity=VerifySeverity.ERROR,
-                what="the process is gone",
-                where=f"pid {rank.pid}",
-                remedy="see the job's own output for the reason; torch ends or restarts the other ranks",
-            )
-            findings: tuple[VerifyFinding, ...] = (gone,)
+            remedy = "see the job's own output for the reason; torch ends or restarts the other ranks"
+            findings: tuple[VerifyFinding, ...] = (_finding("the process is gone", f"pid {rank.pid}", remedy),)
         else:
-            again = f"numapin attach --pid {rank.pid}" if record is None else f"numapin attach --job {run}"
             findings = (
-                *_threads(own, rank, off, plan.bind, record, again=again),
+                *_threads(seen, off),
                 *(_nccl(process, process.nccl, plan.bind) for process in rank.processes if process.nccl),
-                *_memory(own, rank, observed.nodes, record, again=again),
+                *_memory(seen, observed.nodes),
             )
+        num_off_plan = off[number].num_threads
         reports.append(
-            RankReport(
-                requested=own,
-                applied=record,
-                observed=rank,
-                findings=findings,
-                num_off_plan=off[number].num_threads,
-            )
+            RankReport(requested=seen.plan, applied=record, observed=rank, findings=findings, num_off_plan=num_off_plan)
         )
     return VerifyReport(run=run, ranks=tuple(reports))
+
+
+class _Seen(NamedTuple):
+    """A rank and what it is compared with; `again` is the command that binds it again."""
+
+    plan: RankPlan
+    rank: ObservedRank
+    bind: Bind
+    applied: Mapping[str, object] | None
+    again: str
+
+
+def _finding(what: str, where: str, remedy: str = "", severity: VerifySeverity = _ERROR) -> VerifyFinding:
+    return VerifyFinding(severity=severity, what=what, where=where, remedy=remedy)
 
 
 class OffPlan(NamedTuple):
@@ -244,7 +240,7 @@ def off_plan(plan: Plan, ranks: Iterable[ObservedRank], *, bound: Collection[int
                 needed = main.cpus
             if thread.tid == process.pid and thread.cpus < needed:
                 off.squeezed.append((process, thread))
-            elif thread.cpus and not thread.name.startswith(_OF_NCCL):
+            elif thread.cpus and not thread.name.startswith(_NCCL_THREADS):
                 pinned.setdefault(thread.cpus, []).append((number, (process, thread)))
     reported = {thread.cpus for off in found.values() for _, thread in off.squeezed}
     for cpus, there in pinned.items():
@@ -265,26 +261,16 @@ def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
     return {node: size for node, size in sorted(by_node.items()) if size and node not in plan.nodes}
 
 
-def _threads(
-    plan: RankPlan,
-    rank: ObservedRank,
-    off: Mapping[int, OffPlan],
-    bind: Bind,
-    applied: Mapping[str, object] | None,
-    *,
-    again: str,
-) -> Iterator[VerifyFinding]:
+def _threads(seen: _Seen, off: Mapping[int, OffPlan]) -> Iterator[VerifyFinding]:
+    plan, rank, _, applied, again = seen
     outside, squeezed, stacked = off[rank.local_rank]
     main = main_thread(rank)
     if applied is None and any(thread is main for _, thread in outside):
-        seen = CpuSet().union(*(thread.cpus for _, thread in outside))
-        num_threads = len(list(rank.threads))
-        yield VerifyFinding(  # one, instead of one for each thread: numapin did not start the rank
-            severity=VerifySeverity.ERROR,
-            what=f"not bound: {len(outside)} of {num_threads} threads may run on CPUs {seen}; planned: {plan.cpus}",
-            where=_where_threads(outside),
-            remedy=f"{_RESTART}; to bind the running rank: {again}",
-        )
+        cpus = CpuSet().union(*(thread.cpus for _, thread in outside))
+        threads = f"{len(outside)} of {len(list(rank.threads))} threads"
+        what = f"not bound: {threads} may run on CPUs {cpus}; planned: {plan.cpus}"
+        # One finding, instead of one for each thread: numapin did not start the rank.
+        yield _finding(what, _where_threads(outside), f"{_RESTART}; to bind the running rank: {again}")
     else:
         alike: dict[tuple[int, str, CpuSet], list[_Found]] = {}
         for process, thread in outside:
@@ -292,12 +278,8 @@ def _threads(
         for group in alike.values():
             process, thread = group[0]
             threads = f"{counted(len(group), 'thread')} {thread.name!r}"
-            yield VerifyFinding(
-                severity=VerifySeverity.ERROR,
-                what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}",
-                where=_where_threads(group),
-                remedy=_remedy(process, thread, again),
-            )
+            what = f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}"
+            yield _finding(what, _where_threads(group), _remedy(process, thread, again))
 
     # Workers that inherited the main thread's CPUs are in its finding. A worker_init_fn may give each CPUs of its own.
     groups: dict[bool, list[_Found]] = {}
@@ -311,33 +293,22 @@ def _threads(
         whose = ["the main thread"] if len(group) > num_workers else []
         if num_workers:
             whose.append(counted(num_workers, str(Role.WORKER)))
-        yield VerifyFinding(
-            severity=VerifySeverity.ERROR,
-            what=f"{' and '.join(whose)} may run on CPUs {shown} only; planned: {plan.cpus}",
-            where=_where_threads(group),
-            remedy=_squeeze_remedy(plan, rank, group, bind, applied, again=again),
-        )
+        what = f"{' and '.join(whose)} may run on CPUs {shown} only; planned: {plan.cpus}"
+        yield _finding(what, _where_threads(group), _squeeze_remedy(seen, *group[0]))
 
     for cpus in dict.fromkeys(thread.cpus for _, thread in stacked):
         own = [(process, thread) for process, thread in stacked if thread.cpus == cpus]
         sharing = [number for number, each in off.items() for _, thread in each.stacked if thread.cpus == cpus]
-        yield VerifyFinding(
-            severity=VerifySeverity.ERROR,
-            what=f"{len(sharing)} threads of {listed('rank', set(sharing))} may run on CPUs {cpus} only; "
-            f"planned: {plan.cpus}",
-            where=_where_threads(own),
-            remedy=_squeeze_remedy(plan, rank, own, bind, applied, again=again),
-        )
+        threads = f"{len(sharing)} threads of {listed('rank', set(sharing))}"
+        what = f"{threads} may run on CPUs {cpus} only; planned: {plan.cpus}"
+        yield _finding(what, _where_threads(own), _squeeze_remedy(seen, *own[0]))
 
     planned = plan.cpus if rank.cpuset is None else plan.cpus & rank.cpuset
     is_reported = any(thread is main for _, thread in (*squeezed, *stacked))
     if applied is None and main is not None and main.cpus < planned and not is_reported:
-        yield VerifyFinding(
-            severity=VerifySeverity.WARNING,
-            what=f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {planned}",
-            where=f"pid {rank.pid}",
-            remedy=f"if its launcher did not mean that (taskset, srun --cpu-bind, …): {again} --widen",
-        )
+        what = f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {planned}"
+        remedy = f"if its launcher did not mean that (taskset, srun --cpu-bind, …): {again} --widen"
+        yield _finding(what, f"pid {rank.pid}", remedy, _WARNING)
 
 
 def _where_threads(found: list[_Found]) -> str:
@@ -349,7 +320,7 @@ def _where_threads(found: list[_Found]) -> str:
 
 def _remedy(process: Process, thread: Thread, again: str) -> str:
     """Name the likely cause, from the thread's name and the process's environment and role."""
-    if thread.name.startswith(_OF_NCCL):
+    if thread.name.startswith(_NCCL_THREADS):
         return (
             "NCCL moved it: unset NCCL_IGNORE_CPU_AFFINITY; NCCL 2.29.2 to 2.29.7 moves it anyway; see: numapin doctor"
         )
@@ -362,17 +333,9 @@ def _remedy(process: Process, thread: Thread, again: str) -> str:
     return f"the program or another process called sched_setaffinity; bind it again with: {again}"
 
 
-def _squeeze_remedy(
-    plan: RankPlan,
-    rank: ObservedRank,
-    group: list[_Found],
-    bind: Bind,
-    applied: Mapping[str, object] | None,
-    *,
-    again: str,
-) -> str:
-    """Name the likely cause for threads that have only some of the planned CPUs."""
-    process, thread = group[0]
+def _squeeze_remedy(seen: _Seen, process: Process, thread: Thread) -> str:
+    """Name the likely cause for threads that have only some of the planned CPUs; this is the first of them."""
+    plan, rank, bind, applied, again = seen
     if process.openmp:
         return f"OpenMP pins threads by {' '.join(process.openmp)}: unset it, and start the job again"
     excludes = rank.cpuset is not None and not plan.cpus <= rank.cpuset
@@ -398,7 +361,7 @@ def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:
     """Name the version of NCCL; a warning if it undoes the binding, whether or not it has done so yet."""
     name = f"NCCL {nccl.version or 'of unknown version'}"
     upgrade = f"install NCCL {MENDED} or newer; see: numapin doctor"
-    severity, remedy = VerifySeverity.WARNING, f"unset {IGNORE}"
+    severity, remedy = _WARNING, f"unset {IGNORE}"
     if nccl.ignores_affinity and nccl.narrows:
         what, remedy = "moves all threads of the rank to the CPUs of the GPU's node", f"unset {IGNORE}, or {upgrade}"
     elif nccl.ignores_affinity:
@@ -408,51 +371,43 @@ def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:
     else:
         severity, remedy, what = VerifySeverity.NOTE, "", _HARMLESS[nccl.narrows]
     variable = f" with {IGNORE}" if nccl.ignores_affinity else ""
-    return VerifyFinding(
-        severity=severity, what=f"{name}{variable} {what}", where=f"pid {process.pid}, {nccl.library}", remedy=remedy
-    )
+    return _finding(f"{name}{variable} {what}", f"pid {process.pid}, {nccl.library}", remedy, severity)
 
 
-def _memory(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None, *, again: str
-) -> Iterator[VerifyFinding]:
+def _memory(seen: _Seen, machine_nodes: CpuSet) -> Iterator[VerifyFinding]:
+    plan, rank, _, applied, again = seen
+    where_rank = f"pid {rank.pid}"
     if len(machine_nodes) == 1:
-        yield _note("all memory is local: this machine has one NUMA node", rank)
+        what = "all memory is local: this machine has one NUMA node"
+        yield _finding(what, where_rank, severity=VerifySeverity.NOTE)
         return
     if plan.memory is Memory.NONE or not plan.nodes:
-        yield _note("memory was not checked: the plan has no memory policy", rank)
+        what = "memory was not checked: the plan has no memory policy"
+        yield _finding(what, where_rank, severity=VerifySeverity.NOTE)
         return
     memory, nodes = plan.kernel_policy
     for process in rank.processes:
         policy, where = process.policy, f"pid {process.pid}"
         if process.unreadable is not None:
-            yield VerifyFinding(
-                severity=VerifySeverity.UNVERIFIED,
-                what=f"the memory of the {process.role} could not be read",
-                where=where,
-                remedy=process.unreadable,
-            )
+            what = f"the memory of the {process.role} could not be read"
+            yield _finding(what, where, process.unreadable, VerifySeverity.UNVERIFIED)
             continue
         if policy is None:
             continue
         has_nodes = bool(policy.nodes) == (memory is not Memory.LOCAL)
         if policy.mode in _MODES[memory] and policy.nodes <= nodes and has_nodes:
             continue  # old kernels can prefer only one of several planned nodes
-        severity = VerifySeverity.ERROR
+        severity = _ERROR
         if applied is None:
             remedy = f"another process's policy cannot be set: {_RESTART}"
         elif applied.get("memory") != memory.value:  # first touch may do as well then
-            severity, remedy = VerifySeverity.WARNING, f"the kernel refused it when the rank was bound: {SYS_NICE}"
+            severity, remedy = _WARNING, f"the kernel refused it when the rank was bound: {SYS_NICE}"
         else:
             remedy = (
                 "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
             )
-        yield VerifyFinding(
-            severity=severity,
-            what=f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}",
-            where=where,
-            remedy=remedy,
-        )
+        what = f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}"
+        yield _finding(what, where, remedy, severity)
 
     full = "the node was full when it was touched (numactl -H)"
     for kind in JUDGED:
@@ -470,21 +425,11 @@ def _memory(
             remedy = f"another process touched it first, or {full}"
         holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
         sizes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
-        yield VerifyFinding(
-            # Other ranks write to shared memory, too: it may be where it belongs for them.
-            severity=VerifySeverity.WARNING if kind is MemoryKind.SHARED else VerifySeverity.ERROR,
-            what=f"{sum(away.values()) / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: "
-            f"{sizes}; planned: node {plan.nodes}",
-            where=f"pid {cpu_set.render(holders)}",
-            remedy=remedy,
-        )
+        share = f"{sum(away.values()) / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB)"
+        # Other ranks write to shared memory, too: it may be where it belongs for them.
+        severity = _WARNING if kind is MemoryKind.SHARED else _ERROR
+        what = f"{share} is elsewhere: {sizes}; planned: node {plan.nodes}"
+        yield _finding(what, f"pid {cpu_set.render(holders)}", remedy, severity)
     if rank.hides_pinned:
-        yield _note(
-            "page-locked memory was not checked: it is not recognized on AMD and Intel GPUs and counts as file or "
-            "anonymous memory",
-            rank,
-        )
-
-
-def _note(what: str, rank: ObservedRank) -> VerifyFinding:
-    return VerifyFinding(severity=VerifySeverity.NOTE, what=what, where=f"pid {rank.pid}", remedy="")
+        unknown = "it is not recognized on AMD and Intel GPUs and counts as file or anonymous memory"
+        yield _finding(f"page-locked memory was not checked: {unknown}", where_rank, severity=VerifySeverity.NOTE)

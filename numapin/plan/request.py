@@ -127,8 +127,8 @@ class Request:
         put("memory", None if memory is None else _chosen("--memory", Memory, memory))
         with _refused("--memory", _LISTS):
             put("memory_nodes", None if memory_nodes is None else _numbers(memory_nodes))
-        put("num_ranks", num_ranks)
-        put("cpus_per_rank", cpus_per_rank)
+        put("num_ranks", _in_range("--nproc-per-node", num_ranks, MAX_RANKS))
+        put("cpus_per_rank", _in_range("--cpus-per-rank", cpus_per_rank, MAX_CPUS))
         put("smt", smt)
         with _refused("--reserve-cpus", _LISTS):
             put("reserve_cpus", _numbers(reserve_cpus))
@@ -143,8 +143,6 @@ class Request:
         put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in libraries)))
 
         # As far as it can be checked without a machine.
-        _require_in_range("--nproc-per-node", num_ranks, MAX_RANKS)
-        _require_in_range("--cpus-per-rank", cpus_per_rank, MAX_CPUS)
         if self.bind is Bind.NONE and cpus_per_rank is not None:
             raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
         if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
@@ -157,11 +155,6 @@ class Request:
 
 
 _Word = TypeVar("_Word", Bind, Memory, NicLibrary)
-
-
-def parse_bind(text: str) -> Bind:
-    """Parse a mode. Raises ValueError."""
-    return _one_of(Bind, text)
 
 
 def parse_memory(text: str) -> MemoryChoice:
@@ -196,16 +189,20 @@ def _numbers(members: Collection[int] | str) -> CpuSet:
     return CpuSet.parse(members) if isinstance(members, str) else CpuSet(map(index, members))
 
 
-def _require_in_range(option: str, number: object, most: int) -> None:
-    if number is None:
-        return
-    if not isinstance(number, int):
-        raise UsageError(f"{option} is {number!r}; it must be a whole number", "numapin run --help")
+def _in_range(option: str, given: int | None, most: int) -> int | None:
+    """Return a whole number from 1 on. Raises UsageError."""
+    if given is None:
+        return None
+    try:
+        number = index(given)
+    except TypeError:
+        raise UsageError(f"{option} is {given!r}; it must be a whole number", "numapin run --help") from None
     if not 1 <= number <= most:
         bound = "at least 1" if number < 1 else f"at most {most}"
         num_bits = number.bit_length()
         shown = str(number) if num_bits < 64 else f"a number of {num_bits} bits"  # thousands of digits say less
         raise UsageError(f"{option} is {shown}; it must be {bound}", "numapin run --help")
+    return number
 
 
 def _chosen(option: str, kind: type[_Word], word: object) -> _Word:

@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 
 
 class UsableMachine:
-    """A topology and the CPUs of it that ranks may use.
+    """A topology and the CPUs of it that ranks may use. `node_cpus` are the usable CPUs of each node with CPUs.
 
-    Attributes:
-        nodes: All nodes by number.
-        node_cpus: The usable CPUs of each node with CPUs.
-        nodes_with_usable_cpus: The nodes with usable CPUs.
-        memory_nodes: The nodes with CPUs whose memory may be used.
-        gpu_memory: The nodes of GPU memory that the kernel may use for this process.
+    `memory_nodes` are the nodes with CPUs whose memory may be used, `gpu_memory` those of GPU memory that the kernel
+    may use for this process.
     """
 
     def __init__(self, topology: Topology, usable: CpuSet) -> None:

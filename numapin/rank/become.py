@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from numapin.plan.model import RankPlan
 
 BINDING: Final = "NUMAPIN_BINDING"
-CHILDREN: Final = "NUMAPIN_CHILDREN"
-"""The plan of `numapin exec --children`, see `children.table`."""
+CHILDREN: Final = "NUMAPIN_CHILDREN"  # the plan of `numapin exec --children`, see `children.table`
 SIGKILL: Final = _signal.SIGKILL
 FORWARDED: Final = (_signal.SIGUSR1, _signal.SIGUSR2)
 """Signals that the launcher passes on to the ranks; blocked in each rank until `accept`."""

@@ -24,9 +24,8 @@ from multiprocessing.connection import wait
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
-from numapin.errors import NumapinError, RankError, UsageError
+from numapin.errors import RankError, UsageError
 from numapin.launcher.guardian import LOOK_S
 from numapin.launcher.hosts import OneHost
 from numapin.launcher.ranks import StartedRank, ended_on_error, guarded, names_of, running_after, start
@@ -35,7 +34,7 @@ from numapin.launcher.run_folder import run_directory
 from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
-from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
+from numapin.plan.request import Request, parse_memory
 from numapin.rank import handover, shim
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
 from numapin.system import cgroup
@@ -60,10 +59,13 @@ _PART_BYTES: Final = 1 << 20
 # How long a rank that begins to exit may take: giving back GPU memory takes seconds.
 _DYING_S: Final = 5
 _RETURN_CPU_VALUES: Final = "return plain CPU values"
-_KINDS: Final[Mapping[type, str]] = {
-    str: "text, as on the command line",
-    Integral: "a whole number",
-    Mapping: "a mapping of GPUs to nodes",
+_PROBLEMS: Final = {
+    Outcome.RAISED: ("{} raised an exception", ""),
+    Outcome.UNPICKLABLE: ("the result of {} cannot be pickled", _RETURN_CPU_VALUES),
+    Outcome.UNLOADABLE: (
+        "{} could not load fn or its arguments",
+        "fn and its arguments must be importable from a module or script; the traceback names what was not",
+    ),
 }
 
 
@@ -116,8 +118,7 @@ def spawn(
         The ranks' return values, in the order of ranks. They are pickled, so return values on the CPU.
 
     Raises:
-        RankError: A rank died, `timeout` expired, or a rank's exception cannot be pickled. An exception that can be
-            pickled is raised itself, with the rank's traceback as its cause.
+        RankError: A rank died or raised an exception, whose traceback is in the message, or `timeout` expired.
         UsageError: An argument is invalid.
         MachineError: The machine cannot be read.
         PlanError: There is no feasible plan.
@@ -137,20 +138,25 @@ def spawn(
         if not isinstance(seconds, Real) or not float(seconds) >= 0:  # NaN is refused, too
             problem = f"{name} is {seconds!r}; it must be a number of seconds, 0 or more"
             raise UsageError(problem, "give a number, such as 60")
-    homes = _read("gpu_nodes", dict, gpu_nodes, kind=Mapping) or {}
-    if not all(isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in homes.items()):
-        problem = f"gpu_nodes: {homes!r} does not map text to whole numbers, as {{'0': 1}} does"
+    homes = gpu_nodes or {}
+    if not isinstance(homes, Mapping) or not all(
+        isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in homes.items()
+    ):
+        problem = f"gpu_nodes is {homes!r}; it must map text to whole numbers, as {{'0': 1}} does"
         raise UsageError(problem, _SEE_OPTIONS)
-    policy = _read("memory", parse_memory, memory)
+    try:
+        policy = None if memory is None else parse_memory(str(memory))
+    except ValueError as error:
+        raise UsageError(f"memory: {error}", _SEE_OPTIONS) from None
     request = Request(
-        bind=_read("bind", parse_bind, bind) or Bind.NODE,
+        bind=bind,
         memory=policy and policy.memory,
         memory_nodes=policy and policy.memory_nodes,
-        num_ranks=_read("num_ranks", int, num_ranks, kind=Integral),
-        cpus_per_rank=_read("cpus_per_rank", int, cpus_per_rank, kind=Integral),
+        num_ranks=num_ranks,
+        cpus_per_rank=cpus_per_rank,
         smt=smt,
-        reserve_cpus=_read("reserve_cpus", CpuSet.parse, reserve_cpus) or CpuSet(),
-        gpus=_read("gpus", parse_gpus, gpus),
+        reserve_cpus=reserve_cpus,
+        gpus=gpus,
     )
     call, descriptors = _pickled(fn, tuple(args))
 
@@ -172,18 +178,6 @@ def spawn(
         with ended_on_error(ranks, run_dir, shutdown_timeout):
             _start(num_ranks, ranks, variables, call, descriptors)
             return results_of(ranks, timeout_s=timeout)
-
-
-def _read(name: str, parse: Callable[[Any], T], given: object, *, kind: type = str) -> T | None:
-    """Parse an option as the command line does; None means not given. Raises UsageError."""
-    if given is None:
-        return None
-    if not isinstance(given, kind):
-        raise UsageError(f"{name} is {given!r}; it must be {_KINDS[kind]}", _SEE_OPTIONS)
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise UsageError(f"{name}: {error}", _SEE_OPTIONS) from None
 
 
 def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> tuple[bytes, list[int]]:
@@ -330,43 +324,22 @@ def _result_of(rank: RankProcess, answer: Answer, ranks: Sequence[RankProcess]) 
     """Return a rank's result, or raise its error; if another rank died without an answer, raise that as the cause.
 
     A dying rank closes its sockets before its end can be seen, so another rank may report the broken connection first.
-    Which ranks are dying is asked before the answer is unpickled: that may import torch, which takes seconds, and in
-    that time other ranks return, or die of this very error. A rank that ends well looks as if it were dying, too, but
-    has answered by the end of the wait.
+    A rank that ends well looks as if it were dying, too, but has answered by the end of the wait.
     """
-    dying = [other for other in ranks if other.answer is None and (not other.talks or is_exiting(other.process.pid))]
-    try:
-        return _value_in(answer, f"rank {rank.local_rank}")
-    except Exception as error:
-        running_after(dying, _DYING_S)
-        dead = next((other for other in dying if other.answer is None), None)
-        if dead is not None:
-            raise _death_of(dead) from error
-        raise
-
-
-def _value_in(answer: Answer, name: str) -> object:
-    """Return the result in a rank's answer, or raise the error in it, with the rank's traceback as its cause."""
+    name = f"rank {rank.local_rank}"
     if answer.outcome is Outcome.RETURNED:
         try:
             return pickle.loads(answer.content)
         except Exception as error:
             raise RankError(f"the result of {name} cannot be unpickled here: {error}", _RETURN_CPU_VALUES) from error
-    text = answer.text.rstrip()
-    in_rank = RankError(f"in {name}:\n{text}")
-    if answer.outcome is Outcome.UNPICKLABLE:
-        raise RankError(f"the result of {name} cannot be pickled", _RETURN_CPU_VALUES) from in_rank
-    raised: BaseException | None = None
-    with suppress(Exception):  # there is no pickle, or its class is missing here, or raises anything
-        raised = pickle.loads(answer.content)
-    if answer.outcome is Outcome.UNLOADABLE and not isinstance(raised, NumapinError):
-        raise RankError(
-            f"{name} could not load fn or its arguments",
-            "fn and its arguments must be importable from a module or script; the traceback names what was not",
-        ) from in_rank
-    if raised is None:
-        raise RankError(f"{name} raised an exception that cannot be pickled:\n{text}")
-    raise raised from in_rank
+    dying = [other for other in ranks if other.answer is None and (not other.talks or is_exiting(other.process.pid))]
+    running_after(dying, _DYING_S)
+    what, hint = _PROBLEMS[answer.outcome]
+    raised = RankError(f"{what.format(name)}:\n{answer.content.decode().rstrip()}", hint)
+    dead = next((other for other in dying if other.answer is None), None)
+    if dead is not None:
+        raise _death_of(dead) from raised
+    raise raised
 
 
 def _death_of(rank: RankProcess) -> RankError:

@@ -39,8 +39,7 @@ class Answer(NamedTuple):
     """The message from a rank."""
 
     outcome: Outcome
-    content: bytes  # the pickled result or exception; empty if a pickle does not preserve the exception
-    text: str  # the traceback of the exception, "" if there is none
+    content: bytes  # the pickled result, or the text of a traceback
 
 
 def main() -> None:
@@ -101,19 +100,8 @@ def _answer(payload: int) -> Answer:
         failure = Outcome.RAISED
         result = function(*arguments)
         failure = Outcome.UNPICKLABLE
-        return Answer(Outcome.RETURNED, pickle.dumps(result, pickle.HIGHEST_PROTOCOL), "")
+        return Answer(Outcome.RETURNED, pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
     except Exception as error:  # the user's import, function and __reduce__ may raise anything
-        return failed(failure, error)
-
-
-def failed(outcome: Outcome, error: Exception) -> Answer:
-    """Return the answer with an exception, pickled only if a pickle preserves its type and text: many do not."""
-    user_frames = error.__traceback__ and error.__traceback__.tb_next  # the first frame is this module's
-    text = "".join(traceback.format_exception(type(error), error, user_frames))
-    try:
-        content = pickle.dumps(error)
-        copy = pickle.loads(content)
-        is_same = type(copy) is type(error) and str(copy) == str(error)
-    except Exception:  # the class of a user may raise anything
-        is_same = False
-    return Answer(outcome, content if is_same else b"", text)
+        user_frames = error.__traceback__ and error.__traceback__.tb_next  # the first frame is this module's
+        text = "".join(traceback.format_exception(type(error), error, user_frames))
+        return Answer(failure, text.encode(errors="replace"))

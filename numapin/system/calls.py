@@ -1,6 +1,6 @@
 """Call libnuma, libc and our own stores.c through ctypes: one table of signatures; how this process ends.
 
-Only this folder and `topology/sources/libnuma.py` use ctypes. Works on kernels from 4.18 on, except `open_inside`; a
+Only this folder uses ctypes. Works on kernels from 4.18 on, except `open_inside`; a
 call that the kernel lacks fails with the kernel's errno. libnuma wraps set_mempolicy(2), get_mempolicy(2), mbind(2) and
 move_pages(2) one to one. ctypes releases the GIL during each call.
 """
@@ -35,8 +35,7 @@ INSTALL_LIBNUMA: Final = (
     "install it with: apt-get install libnuma1 (Debian, Ubuntu) or: dnf install numactl-libs (Fedora, RHEL)"
 )
 INSTALL_STORES: Final = "install a C compiler (apt-get install gcc libc6-dev), then numapin again"
-LIBC: Final = None
-"""The name for the libraries that the process itself is linked with."""
+LIBC: Final = None  # the name for the libraries that the process itself is linked with
 _PR_SET_PDEATHSIG: Final = 1
 _LIBNUMA: Final = "libnuma.so.1"
 _STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stores.c, if it could be built

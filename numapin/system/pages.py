@@ -211,30 +211,23 @@ _FUTILE: Final = 3  # calls that move nothing, after which the rest of a huge pa
 class Stay(StrEnum):
     """The reason why pages stay where they are."""
 
-    SHARED = "shared"
-    """Other processes map them."""
-    LOCKED = "locked"
-    """A driver or the kernel holds them, e.g. for direct memory access."""
-    FULL = "full"
-    """The node has no room."""
-    FORBIDDEN = "forbidden"
-    """The process's cpuset does not allow the node."""
-    REFUSED = "refused"
-    """The kernel refuses the call: seccomp, or a process that may not be examined."""
-    FIXED = "fixed"
-    """Memory of a device, which cannot be moved."""
+    SHARED = "shared"  # other processes map them
+    LOCKED = "locked"  # a driver or the kernel holds them, e.g. for direct memory access
+    FULL = "full"  # the node has no room
+    FORBIDDEN = "forbidden"  # the process's cpuset does not allow the node
+    REFUSED = "refused"  # the kernel refuses the call: seccomp, or a process that may not be examined
+    FIXED = "fixed"  # memory of a device, which cannot be moved
 
 
-_OF_PAGE: Final = {errno.EACCES: Stay.SHARED, errno.EFAULT: Stay.FIXED, errno.ENOMEM: Stay.FULL}
-_OF_CALL: Final = {
+_REASON_OF_PAGE: Final = {errno.EACCES: Stay.SHARED, errno.EFAULT: Stay.FIXED, errno.ENOMEM: Stay.FULL}
+_REASON_OF_CALL: Final = {
     errno.EPERM: Stay.REFUSED,
     errno.ENOSYS: Stay.REFUSED,
     errno.EACCES: Stay.FORBIDDEN,
     errno.ENODEV: Stay.FORBIDDEN,
     errno.ENOMEM: Stay.FULL,
 }
-FINAL: Final = frozenset({Stay.REFUSED, Stay.FORBIDDEN, Stay.FULL})
-"""Reasons that hold for all further pages."""
+FINAL: Final = frozenset({Stay.REFUSED, Stay.FORBIDDEN, Stay.FULL})  # reasons that hold for all further pages
 
 
 class Moved(NamedTuple):
@@ -279,10 +272,12 @@ def _move(pid: int, addresses: list[int], node: int, within: CpuSet) -> dict[int
         try:
             call("move_pages", pid, count, *(each.buffer_info()[0] for each in (pages, nodes, status)), _MOVE)
         except OSError as error:
-            if error.errno not in _OF_CALL:
+            if error.errno not in _REASON_OF_CALL:
                 raise
-            return reasons | dict.fromkeys(todo, _OF_CALL[error.errno])
-        reasons |= {at: _OF_PAGE.get(-each, Stay.LOCKED) for at, each in zip(todo, status, strict=True) if each < 0}
+            return reasons | dict.fromkeys(todo, _REASON_OF_CALL[error.errno])
+        reasons |= {
+            at: _REASON_OF_PAGE.get(-each, Stay.LOCKED) for at, each in zip(todo, status, strict=True) if each < 0
+        }
 
         # Since Linux 4.17 the call ends with the first group of pages of which one did not move. A group ends before a
         # page that cannot be queued, which has a status by then, or at the end. The statuses of the group's own pages

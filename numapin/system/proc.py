@@ -55,22 +55,18 @@ class Stat:
         self.session = int(fields[3])
         self.cpu_ticks = sum(map(int, fields[11:15]))
         """Clock ticks of CPU time that it used, and the children that ended and that it waited for."""
-        self.own_ticks = sum(map(int, fields[11:13]))
-        """Clock ticks of CPU time that it used itself."""
+        self.own_ticks = sum(map(int, fields[11:13]))  # clock ticks of CPU time that it used itself
         self.num_threads = int(fields[17])
-        self.start = int(fields[19])
-        """Clock ticks since boot; the process id and this time identify a process uniquely."""
+        self.start = int(fields[19])  # clock ticks since boot; the process id and this time identify a process uniquely
         self.last_cpu = int(fields[36])
 
         flags = int(fields[6])
         self.has_ended = self.state in ("Z", "X")  # a zombie, or dead
         """Whether it has ended, even if its parent has not waited for it yet."""
-        self.is_exiting = bool(flags & _EXITING_FLAG)
-        """Whether the kernel is ending the process."""
+        self.is_exiting = bool(flags & _EXITING_FLAG)  # whether the kernel is ending the process
         self.is_dying = self.has_ended or bool(flags & _DYING_FLAGS)
         """Whether it has ended or is about to: the kernel or a signal is ending it, perhaps after a core dump."""
-        self.is_kernel_thread = bool(flags & _KERNEL_FLAG)
-        """Whether it is a thread of the kernel, not a program."""
+        self.is_kernel_thread = bool(flags & _KERNEL_FLAG)  # whether it is a thread of the kernel, not a program
 
 
 def folder_of(pid: int | str, root: StrPath = LIVE) -> str:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.bounds import MAX_CPUS
 from numapin.base.cpu_set import CpuSet, render
 from numapin.system.proc import Gone, folder_of, is_running, stat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 
 class ThreadId(NamedTuple):
@@ -29,11 +31,6 @@ class ThreadId(NamedTuple):
     pid: int
     tid: int
     start: int
-
-    @property
-    def is_main(self) -> bool:
-        """Whether it is the main thread of its process."""
-        return self.tid == self.pid
 
 
 def threads_of(pid: int) -> list[ThreadId]:
@@ -89,10 +86,26 @@ def _thread(pid: int, tid: int) -> ThreadId | None:
     return None if found.has_ended else ThreadId(pid, tid, found.start)
 
 
+@contextmanager
+def whole_cpuset() -> Iterator[CpuSet]:
+    """Give this thread all CPUs of its cpuset, which are yielded, and its former ones at the end.
+
+    taskset, a binding shell, a rank or a Slurm step may have started this process on some of them. The kernel cuts a
+    wish for all CPUs; if it refuses, the former ones stay.
+    """
+    former = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(MAX_CPUS))
+    try:
+        yield CpuSet(os.sched_getaffinity(0))
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, former)
+
+
 # --- all threads of a process at once --------------------------------------------------------------------------------
 
-_MOST_PASSES: Final = 100
-"""Threads may start threads while they are bound; those of a bound thread are bound."""
+_MOST_PASSES: Final = 100  # threads may start threads while they are bound; those of a bound thread are bound
 
 
 def bind_threads(

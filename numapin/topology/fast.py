@@ -33,8 +33,7 @@ class FastCores:
 
     node: int
     cpus: CpuSet
-    rating: str
-    """Why they count as fast: "highest_perf 255, others 200"."""
+    rating: str  # why they count as fast: "highest_perf 255, others 200"
 
 
 def fast_cores(topology: Topology) -> tuple[list[FastCores], list[str]]:

@@ -41,19 +41,15 @@ class NicKind(StrEnum):
 
     ETHERNET = "ethernet"
     INFINIBAND = "infiniband"
-    SLINGSHOT = "slingshot"
-    """HPE Slingshot (Cassini): Ethernet, and RDMA of its own without a verbs device."""
+    SLINGSHOT = "slingshot"  # HPE Slingshot (Cassini): Ethernet, and RDMA of its own without a verbs device
 
 
 class NicInterface(StrEnum):
     """The interface of the kernel that a network device's name belongs to."""
 
-    VERBS = "verbs"
-    """RDMA (/sys/class/infiniband): mlx5_0."""
-    NETWORK = "net"
-    """Sockets (/sys/class/net): eth0, ib0, hsn0."""
-    CXI = "cxi"
-    """RDMA of Slingshot, through libfabric (/sys/class/cxi): cxi0."""
+    VERBS = "verbs"  # RDMA (/sys/class/infiniband): mlx5_0
+    NETWORK = "net"  # Sockets (/sys/class/net): eth0, ib0, hsn0
+    CXI = "cxi"  # RDMA of Slingshot, through libfabric (/sys/class/cxi): cxi0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

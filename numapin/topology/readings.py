@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PackageKey = TypeVar("PackageKey")
-GpuPart: TypeAlias = tuple[str, int | None]
-"""A PCI address, and the number of the partition if the GPU has several."""
+GpuPart: TypeAlias = tuple[str, int | None]  # a PCI address, and the number of the partition if the GPU has several
 
 _NETWORK: Final = 0x02  # the base class of network devices on PCI: the upper half of `pci_class`
 _INTEL_MAX: Final = range(0x0BD0, 0x0BDC)  # PCI device ids of Data Center GPU Max, of which some have two tiles
@@ -81,9 +80,7 @@ def pcie_width(lanes: int | None) -> int | None:
     return lanes if lanes in _WIDTHS else None
 
 
-def distinct_packages(
-    numbers: Mapping[PackageKey, int | None],
-) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
+def distinct_packages(numbers: Mapping[PackageKey, int | None]) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
     """Return a number of its own for each package, and a note if the source gives several the same."""
     taken: set[int | None] = set()
     repeated: dict[PackageKey, int] = {}
@@ -128,34 +125,23 @@ class PciReading:
     address: str
     evidence: Mapping[NodeSource, CpuSet] = field(default_factory=dict)
     """What each source says of its node: the nodes that it names, or the CPUs (`LOCAL_CPUS`)."""
-    parents: tuple[str, ...] = ()
-    """The addresses of the bridges above it, nearest first."""
-    host_bridge: str | None = None
-    """The root of its PCI tree."""
+    parents: tuple[str, ...] = ()  # the addresses of the bridges above it, nearest first
+    host_bridge: str | None = None  # the root of its PCI tree
     pcie: Pcie = Pcie()
 
-    interfaces: tuple[Nic, ...] = ()
-    """The names of a NIC, without its place. The fields below are for GPUs only."""
+    interfaces: tuple[Nic, ...] = ()  # the names of a NIC, without its place. The fields below are for GPUs only
     vendor: GpuVendor | None = None
     name: str | None = None
     uuid: str | None = None
-    index: int | None = None
-    """The driver's number (hwloc: nvml3, rsmi3)."""
+    index: int | None = None  # the driver's number (hwloc: nvml3, rsmi3)
     device_id: int | None = None
-    partition: int | None = None
-    """The number of a partition or tile."""
-    tiles_known: bool = True
-    """Whether the source reports the tiles of an Intel GPU that may have several."""
-    memory_node: int | None = None
-    """The node that is its memory."""
-    is_vga: bool = False
-    """Whether it is a VGA controller, which may only serve a screen."""
-    is_driven: bool | None = None
-    """Whether its driver serves it here."""
-    is_on_pci: bool = True
-    """Whether PCI has a device at the address, if the driver names a GPU there."""
-    reports_fabric: bool = False
-    """Whether the source has the links that a GPU has besides PCI, such as NVLink."""
+    partition: int | None = None  # the number of a partition or tile
+    tiles_known: bool = True  # whether the source reports the tiles of an Intel GPU that may have several
+    memory_node: int | None = None  # the node that is its memory
+    is_vga: bool = False  # whether it is a VGA controller, which may only serve a screen
+    is_driven: bool | None = None  # whether its driver serves it here
+    is_on_pci: bool = True  # whether PCI has a device at the address, if the driver names a GPU there
+    reports_fabric: bool = False  # whether the source has the links that a GPU has besides PCI, such as NVLink
 
     @property
     def known_parents(self) -> tuple[str, ...] | None:
@@ -207,10 +193,8 @@ class GpuProcess(NamedTuple):
 class GpuHealth:
     """A GPU's faults as NVML counts them. None: unknown; `unread` then has the error, by the field's name."""
 
-    uncorrected: int | None = None
-    """Memory errors since the driver was loaded that ECC could not correct."""
-    uncorrected_ever: int | None = None
-    """The same over the life of the GPU."""
+    uncorrected: int | None = None  # memory errors since the driver was loaded that ECC could not correct
+    uncorrected_ever: int | None = None  # the same over the life of the GPU
     is_remapping_pending: bool | None = None
     """Whether a row of the GPU's memory waits for a reset to be replaced (Ampere and later)."""
     has_remapping_failed: bool | None = None
@@ -232,14 +216,11 @@ class NvmlReading:
     name: str | None = None
     memory_nodes: CpuSet | None = None
     cpus: CpuSet | None = None
-    own_node: int | None = None
-    """The NUMA node that is this GPU's own memory."""
+    own_node: int | None = None  # the NUMA node that is this GPU's own memory
     pcie: Pcie = Pcie()
     mig: tuple[Mig, ...] = ()
-    persistence: bool | None = None
-    """Whether the driver keeps the GPU initialized while it is not in use."""
-    health: GpuHealth | None = None
-    """None: not asked for."""
+    persistence: bool | None = None  # whether the driver keeps the GPU initialized while it is not in use
+    health: GpuHealth | None = None  # None: not asked for
 
 
 class NvmlReadings(NamedTuple):
@@ -262,10 +243,8 @@ class NvmlReadings(NamedTuple):
 class GpuLoad(NamedTuple):
     """A GPU's load now; None is unknown."""
 
-    busy_share: float | None = None
-    """The share of time in which a kernel ran."""
-    h2d_gbps: float | None = None
-    """The rate received over PCIe in 1e9 bytes/s."""
+    busy_share: float | None = None  # the share of time in which a kernel ran
+    h2d_gbps: float | None = None  # the rate received over PCIe in 1e9 bytes/s
     used_bytes: int | None = None
     memory_bytes: int | None = None
     power_w: float | None = None

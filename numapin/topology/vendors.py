@@ -54,10 +54,8 @@ if TYPE_CHECKING:
     Seen: TypeAlias = tuple[tuple[Gpu, ...], tuple[str, ...]]
     """GPUs with `visible` and `cuda_index`, and notes."""
 
-DISPLAY: Final = 0x03
-"""The base class of GPUs on PCI: the upper half of a device's class."""
-ACCELERATOR: Final = 0x1200
-"""The class of AMD's accelerators on PCI."""
+DISPLAY: Final = 0x03  # the base class of GPUs on PCI: the upper half of a device's class
+ACCELERATOR: Final = 0x1200  # the class of AMD's accelerators on PCI
 
 _CUDA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _MASK, _SELECTOR, _HIERARCHY = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "ZE_FLAT_DEVICE_HIERARCHY"
@@ -83,44 +81,27 @@ _ALL_GPUS: Final = r"(?:level_zero|\*):(?:gpu|\*)"
 
 
 class VendorSupport(NamedTuple):
-    """One vendor's row in the table.
-
-    Attributes:
-        vendor: The vendor.
-        name: Its name in messages.
-        torch_word: torch's word for its devices, such as "cuda".
-        runtime: The name of the runtime that shows ranks its devices.
-        hiding_variables: The variables that hide GPUs; the last to work, which is the usual one, comes first. All of
-            numapin learns their names from here.
-        mark_visible: Return the GPUs as the runtime shows them to a process with these variables.
-        variables_for: Return the variables that show some of the visible GPUs, in this order, to a process. Raises
-            UsageError for a GPU that they cannot name.
-        why_order_unknown: Return why the runtime may number several GPUs in another order than ours, or "".
-        driver_remedy: What to do if no driver serves a GPU.
-        kubernetes_resource: The resource of its device plugin.
-        apptainer_options: The options by which Apptainer gives a container its devices, where binding /dev is not
-            enough.
-        hwloc_name: The name of a GPU's device in hwloc XML, with its number. None: hwloc has none.
-        hwloc_uuid: The name of its UUID there.
-        keeps_list_order: Whether the runtime numbers GPUs in the order in which these variables name them.
-        order_remedy: The end of a sentence on GPUs of unknown order, or "".
-    """
+    """One vendor's row in the table."""
 
     vendor: GpuVendor
-    name: str
-    torch_word: str
-    runtime: str
+    name: str  # in messages
+    torch_word: str  # for its devices
+    runtime: str  # which shows ranks its devices
+    # They hide GPUs; the last to work, which is the usual one, comes first. All of numapin learns them from here.
     hiding_variables: tuple[str, ...]
-    mark_visible: Callable[[tuple[Gpu, ...], Environ], Seen]
+    mark_visible: Callable[[tuple[Gpu, ...], Environ], Seen]  # returns the GPUs as the runtime shows them
+    # Returns the variables that show some of the visible GPUs, in this order, to a process. Raises UsageError for a GPU
+    # that they cannot name.
     variables_for: Callable[[Sequence[Gpu], Environ], dict[str, str]]
+    # Returns why the runtime may number several GPUs in another order than ours, or "".
     why_order_unknown: Callable[[Sequence[tuple[Gpu, PciReading]], Environ], str]
-    driver_remedy: str
-    kubernetes_resource: str
-    apptainer_options: tuple[str, ...] = ()
-    hwloc_name: re.Pattern[str] | None = None
-    hwloc_uuid: str = ""
-    keeps_list_order: bool = True
-    order_remedy: str = ""
+    driver_remedy: str  # if no driver serves a GPU
+    kubernetes_resource: str  # of its device plugin
+    apptainer_options: tuple[str, ...] = ()  # by which containers get its devices, where binding /dev is not enough
+    hwloc_name: re.Pattern[str] | None = None  # of a GPU's device in hwloc XML, with its number
+    hwloc_uuid: str = ""  # the name of its UUID there
+    keeps_list_order: bool = True  # whether the runtime numbers GPUs in the order in which these variables name them
+    order_remedy: str = ""  # the end of a sentence on GPUs of unknown order
 
 
 def support_of(vendor: GpuVendor | None) -> VendorSupport:
@@ -403,5 +384,4 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         keeps_list_order=False,
     ),
 }
-VENDORS: Final = tuple(_TABLE)
-"""All vendors, in the order in which they are preferred if a machine has GPUs of several."""
+VENDORS: Final = tuple(_TABLE)  # all vendors, in the order in which they are preferred if a machine has GPUs of several

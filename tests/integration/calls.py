@@ -18,29 +18,6 @@ VARIABLES = (
 )
 
 
-class Picky(Exception):  # noqa: N818 - stands for a user's exception
-    """An exception that cannot be unpickled: it takes two arguments and passes one on."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(f"{first} and {second}")
-
-
-class Forgetful(Exception):  # noqa: N818 - stands for a user's exception
-    """An exception whose pickle loses a part of its text."""
-
-    def __init__(self, text: str, more: str = "") -> None:
-        super().__init__(text)
-        self.more = more
-
-    def __str__(self) -> str:
-        """Return both parts."""
-        return f"{self.args[0]} {self.more}"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Forget the second part."""
-        return Forgetful, self.args
-
-
 class Told:
     """An argument that is unpickled as the CPUs of the unpickling process."""
 
@@ -84,52 +61,6 @@ def fail_in(rank: str, folder: str) -> None:
         msg = "the root cause"
         raise LookupError(msg)
     wait_in(folder)
-
-
-class Slow(Exception):  # noqa: N818 - stands for a user's exception
-    """An exception whose unpickling takes until rank 0 has ended, as if it had to import torch first.
-
-    Rank 0 leaves its process id in a folder, and ends when this leaves a file "unpickled".
-    """
-
-    def __init__(self, folder: str, raised_in: int) -> None:
-        super().__init__("the root cause")
-        self.arguments = folder, raised_in
-        if os.getpid() != raised_in:
-            (pid,) = (path.name for path in Path(folder).iterdir())
-            (Path(folder) / "unpickled").touch()
-            while " Z " not in Path(f"/proc/{pid}/stat").read_text():  # the parent reaps it after this call
-                time.sleep(0.02)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Wait when unpickled in another process."""
-        return Slow, self.arguments
-
-
-def end_while_unpickled(folder: str, how: str) -> None:
-    """Raise a Slow in rank 1; return, raise or die in rank 0 while it is being unpickled."""
-    if os.environ["RANK"] == "1":
-        _wait_for(Path(folder), 1)
-        raise Slow(folder, os.getpid())
-    (Path(folder) / str(os.getpid())).touch()
-    _wait_for(Path(folder), 1, "unpickled")
-    if how == "raise":
-        msg = "what came of it"
-        raise ConnectionError(msg)
-    if how == "die":
-        kill_self()
-
-
-def raise_picky() -> NoReturn:
-    """Raise an exception that cannot be unpickled."""
-    first = "this"
-    raise Picky(first, "that")
-
-
-def raise_forgetful() -> NoReturn:
-    """Raise an exception that changes in a pickle."""
-    first = "this"
-    raise Forgetful(first, "that")
 
 
 def kill_self() -> None:

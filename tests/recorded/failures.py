@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.recorded.seam import ElsewhereFirst, EndedRank, JobFailure, failure_block
+from tests.recorded.seam import EndedRank, HostFailure, JobFailure, failure_block
 from tests.terminals import HOSTILE
 
 
@@ -115,11 +115,11 @@ ENDS: Final = {
     ),
     "a rank of another host": End(
         (ended(was_ended=True, exitcode=-15), ended(1)),
-        {"is_only_host": False, "is_settled": True, "elsewhere": ElsewhereFirst("node7", 2, 17, "KeyError: 'x' " * 90)},
+        {"is_only_host": False, "is_settled": True, "elsewhere": HostFailure("node7", 2, 17, "KeyError: 'x' " * 90)},
     ),
     "the launcher of another host": End(
         (ended(was_ended=True, exitcode=-15),),
-        {"is_only_host": False, "elsewhere": ElsewhereFirst("h" * 300, 2, None, "its launcher is gone: it closed")},
+        {"is_only_host": False, "elsewhere": HostFailure("h" * 300, 2, None, "its launcher is gone: it closed")},
     ),
     "a worker that was killed": End(
         (ended(text="RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "),),

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from numapin.cli.main import numapin
-from numapin.launcher.failure import ElsewhereFirst, EndedRank, JobFailure
+from numapin.launcher.failure import EndedRank, JobFailure
+from numapin.launcher.fixed_hosts import HostFailure
 from numapin.view.failure_block import failure_block

@@ -30,7 +30,7 @@ PURE = (
         "base.records",
         "base.stats",
     ),
-    *("system.openmp", "system.refusals", "system.nccl"),
+    *("system.libraries", "system.refusals"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
@@ -58,13 +58,12 @@ PURE = (
     "steps.record",
     *(f"compare.{name}" for name in ("report",)),
 )
-IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
+IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "click", "socket", "shutil", "tempfile"}
 
 # Library -> the only folders and modules that may import it.
 ONLY_IN = {
     "pynvml": ("topology.sources.nvml",),
-    "ctypes": ("system", "topology.sources.libnuma"),
-    "numa": ("system.calls", "topology.sources.libnuma"),
+    "ctypes": ("system",),
     "torch": (
         "launcher",
         "data",

@@ -33,7 +33,10 @@ _MOST_CHARS_OF_PART = 1 << 13  # of a frame, or of an exception's message
 _MOST_FRAMES = 2000  # the last ones of each exception
 _MOST_COPIED = 1 << 20  # characters of a message that Python's module may copy
 _MOST_TRIES = 3  # a signal handler may raise meanwhile: torch's does when a DataLoader worker has died
-_OF_PROGRAMS = ("<module>", "_run_module_as_main")  # the outermost code of a script or a module that is still running
+_OUTERMOST_CODE = (
+    "<module>",
+    "_run_module_as_main",
+)  # the outermost code of a script or a module that is still running
 
 
 def watch(file: str, folder: str) -> None:
@@ -165,7 +168,7 @@ def _has_ended() -> bool:
     frame = sys._getframe()  # documented, and the only way
     while frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code.co_name not in _OF_PROGRAMS
+    return frame.f_code.co_name not in _OUTERMOST_CODE
 
 
 def _text_of(error: BaseException, now_s: float, library: Sequence[str] | None) -> str:

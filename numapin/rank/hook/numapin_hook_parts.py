@@ -37,8 +37,7 @@ _TORCHS = "torch's own DataLoader is used"
 _UNCOUNTED = {"trace.hook": "it is not traced", "steps.meter": "its steps are not measured"}
 _OTHER_VERSION = "use a version of numapin for this Python and this torch"
 _OTHER_TORCH = "use a version of numapin for this torch"
-_reported: list[str] = []
-"""What this process has said about its binding: one line is enough."""
+_reported: list[str] = []  # what this process has said about its binding: one line is enough
 
 
 def start(*, is_rank: bool) -> None:
@@ -70,8 +69,7 @@ class TorchWatch:
     Programs also ask for a module's spec to see whether there is one, so it patches until the module has been run.
     """
 
-    todo: ClassVar[dict[str, Sequence[Callable[[ModuleType], None]]]] = {}
-    """The functions to call with each module."""
+    todo: ClassVar[dict[str, Sequence[Callable[[ModuleType], None]]]] = {}  # the functions to call with each module
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     class _NvmlError(Protocol):
         """pynvml's NVMLError; the library is untyped."""
 
-        value: int
-        """An nvmlReturn_t."""
+        value: int  # an nvmlReturn_t
 
 
 _LIBRARY: Final = "libnvidia-ml.so.1"  # pynvml tries no other name, and takes 17 ms to fail
@@ -43,8 +42,7 @@ _WORD_BITS: Final = 64
 _CPU_WORDS: Final = 8192 // _WORD_BITS
 _NODE_WORDS: Final = 1024 // _WORD_BITS
 
-_SWITCH: Final = "NVSwitch"
-"""The far end of every NVLink to an NVSwitch; other far ends are PCI addresses."""
+_SWITCH: Final = "NVSwitch"  # the far end of every NVLink to an NVSwitch; other far ends are PCI addresses
 
 _ANCESTORS: Final = {
     0: LinkKind.SAME_BOARD,

@@ -6,9 +6,9 @@ from numapin import launch
 from numapin.cli.run import OPTIONS
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.launcher import hosts, run_folder, store, store_server
+from numapin.launcher.connection import Connection, PeerRefused
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts, why_known
-from numapin.launcher.line import Line, LineRefused
 from numapin.launcher.logs import Logs, RankOutput
 from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
 from numapin.launcher.ranks import StartedRank, StopSignal, notes_of

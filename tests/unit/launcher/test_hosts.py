@@ -50,7 +50,7 @@ def host(store: Any = None, *, num_hosts: int = 2, backend: str = "c10d") -> tup
     )
     made._job = SimpleNamespace(rdzv_backend=backend)
     made._store = HashStore() if store is None else store
-    made.stays_open, made.run_id, made._num_ranks = False, "job", 1
+    made._stays_open, made.run_id, made._num_ranks = False, "job", 1
     made.place = HostPlace(0, num_hosts, 1, 0, num_hosts, 0, num_hosts, "head", 1, "job")
     return made, done
 
@@ -80,7 +80,7 @@ def leave(made: Any, error: BaseException | None) -> None:
 def test_an_error(error: BaseException, arrives: object, *, has_met: bool, stays_open: bool, closes: bool) -> None:
     """The rendezvous is closed first: the host that serves it may end as soon as it is released."""
     made, done = host()
-    made.stays_open = stays_open
+    made._stays_open = stays_open
     if not has_met:
         made._store = made.place = None
     leave(made, error)

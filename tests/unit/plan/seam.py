@@ -5,7 +5,7 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.nics import exported, nic_variables, with_users_nics
-from numapin.plan.request import parse_bind, parse_gpus, parse_memory, parse_nic_env
+from numapin.plan.request import parse_gpus, parse_memory, parse_nic_env
 from numapin.rank import bind
 from numapin.rank.handover import RankSlice, slice_text
 from numapin.system import numa

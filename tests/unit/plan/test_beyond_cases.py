@@ -27,7 +27,6 @@ from tests.unit.plan.seam import (
     bind,
     nic_variables,
     numa,
-    parse_bind,
     parse_gpus,
     parse_memory,
     parse_nic_env,
@@ -111,7 +110,7 @@ def test_a_task_that_sees_too_few_gpus_is_not_exact(num_nics: int, *, exact: boo
     assert (rank.exact, "this task sees 1 GPU of 4 tasks" in rank.reason) == (exact, not exact)
 
 
-PARSERS: Final = {"bind": parse_bind, "memory": parse_memory, "gpus": parse_gpus, "nic-env": parse_nic_env}
+PARSERS: Final = {"memory": parse_memory, "gpus": parse_gpus, "nic-env": parse_nic_env}
 
 
 def _answer(line: str) -> str:
@@ -125,7 +124,7 @@ def _answer(line: str) -> str:
 
 
 def test_options_as_text() -> None:
-    """The command line and `numapin.spawn` parse words and lists in the same way; errors have the valid words."""
+    """The command line parses words and lists; errors have the valid words."""
     compare_answers(Path(__file__).with_name("options.txt"), _answer)
 
 

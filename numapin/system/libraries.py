@@ -1,4 +1,4 @@
-"""NCCL's effect on the CPU affinity of a rank, by its version and environment.
+"""The effects of NCCL and OpenMP on the CPU affinity of a rank, by version and environment.
 
 While NCCL creates a communicator, it binds the calling thread to those of its CPUs that are on the GPU's node, so that
 its buffers and its own threads are there. With NCCL_IGNORE_CPU_AFFINITY it takes all CPUs of that node instead
@@ -37,3 +37,27 @@ def mapped_library(maps: str) -> str | None:
     """Return the path of the NCCL library in the text of /proc/PID/maps; its plugins do not count."""
     match = _MAPPED.search(maps)
     return None if match is None else match[1]
+
+
+# --- OpenMP ----------------------------------------------------------------------------------------------------------
+
+_NO_BINDING: Final = {
+    "OMP_PROC_BIND": ("false",),
+    "OMP_PLACES": (),
+    "KMP_AFFINITY": ("disabled", "none"),
+    "GOMP_CPU_AFFINITY": (),
+}
+"""Variables that bind threads, and the values that turn this off."""
+
+
+def binding_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that bind threads, with their values."""
+    binding: dict[str, str] = {}
+    for name, unbound in _NO_BINDING.items():
+        value = environ.get(name, "")
+        if value and set(value.lower().replace(" ", "").split(",")).isdisjoint(unbound):
+            binding[name] = value
+    if environ.get("OMP_PROC_BIND", "").strip().lower() == "false":
+        for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY"):  # places without binding
+            binding.pop(name, None)
+    return binding

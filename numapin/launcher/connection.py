@@ -10,6 +10,7 @@ import hmac
 import json
 import os
 import socket
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,20 +28,20 @@ _UNSIGNED: Final = "-"
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 60, socket.TCP_KEEPCNT: 4}
 
 
-class LineEnded(Exception):  # noqa: N818 - the event
+class ConnectionEnded(Exception):  # noqa: N818 - the event
     """The other side has closed the connection, or cannot be reached any more."""
 
 
-class LineRefused(Exception):  # noqa: N818 - the event
+class PeerRefused(Exception):  # noqa: N818 - the event
     """The other side has sent what no launcher of this job sends."""
 
 
-class LineUnsigned(LineRefused):
+class PeerUnsigned(PeerRefused):
     """The other side does not know the secret of this one."""
 
 
 class Message:
-    """The fields of a message. Reading one that is missing or of another type raises LineRefused."""
+    """The fields of a message. Reading one that is missing or of another type raises PeerRefused."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         self._fields = fields
@@ -54,7 +55,7 @@ class Message:
         """Return a number, 0 or more."""
         value = self._of_type(name, int)
         if value < 0:
-            raise LineRefused(f"{name} is {value}")
+            raise PeerRefused(f"{name} is {value}")
         return value
 
     def optional_number(self, name: str) -> int | None:
@@ -68,66 +69,56 @@ class Message:
     def _of_type(self, name: str, kind: type[T]) -> T:
         value = self._fields.get(name)
         if type(value) is not kind:  # bool is no number
-            raise LineRefused(f"its message has no {name}")
+            raise PeerRefused(f"its message has no {name}")
         return value
 
 
-class Line:
+class Connection:
     """One side of a connection. Nothing here waits."""
 
-    def __init__(self, connection: socket.socket, *, secret: bytes | None, is_server: bool) -> None:
-        self._connection, self._secret, self._is_server = connection, secret, is_server
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    def __init__(self, opened: socket.socket, *, secret: bytes | None, is_server: bool) -> None:
+        self._socket, self._secret, self._is_server = opened, secret, is_server
+        opened.setblocking(False)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            opened.setsockopt(socket.IPPROTO_TCP, option, value)
         self._nonce, self._key = os.urandom(16).hex(), b""
-        self._buffer = b""
-        self._kept = list[Message]()
+        self._lines, self._rest = deque[bytes](), b""
         self._num_sent = self._num_received = 0
         self.is_greeted = False
+        self.fileno, self.close = opened.fileno, opened.close
         self._write(_UNSIGNED, json.dumps({"numapin": FORMAT, "nonce": self._nonce}))
 
-    def fileno(self) -> int:
-        """Return the descriptor, for poll."""
-        return self._connection.fileno()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
     def send(self, kind: str, **fields: int | str | None) -> None:
-        """Send a message. If the kernel's buffer is full, the other side has stopped reading: end the line.
+        """Send a message. If the kernel's buffer is full, the other side has stopped reading: end the connection.
 
-        The next `receive` raises LineEnded.
+        The next `receive` raises ConnectionEnded.
         """
         body = json.dumps({"kind": kind, **fields})
         mac = self._mac(body, self._num_sent, from_server=self._is_server)
         self._num_sent += 1
         self._write(mac, body)
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have arrived. Raises LineEnded, LineRefused."""
-        if self._kept:
-            kept, self._kept = self._kept, []
-            return kept
-        try:
-            part = self._connection.recv(_MOST_BYTES)
-        except BlockingIOError:
-            return []
-        except OSError as error:
-            raise LineEnded(error.strerror or str(error)) from None
-        if not part:
-            raise LineEnded("it closed the connection")
-        *lines, self._buffer = (self._buffer + part).split(b"\n")
-        if max(map(len, (*lines, self._buffer))) > _MOST_BYTES:
-            raise LineRefused(f"it sent a line of more than {_MOST_BYTES} bytes")
-        return [message for line in lines if (message := self._read(line)) is not None]
-
-    def put_back(self, messages: list[Message]) -> None:
-        """Keep messages for the next `receive`."""
-        self._kept = messages
+    def receive(self) -> Message | None:
+        """Return the next message, None if no more has arrived. Raises ConnectionEnded, PeerRefused."""
+        while True:
+            while self._lines:
+                message = self._read(self._lines.popleft())
+                if message is not None:
+                    return message
+            try:
+                part = self._socket.recv(_MOST_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise ConnectionEnded(error.strerror or str(error)) from None
+            if not part:
+                raise ConnectionEnded("it closed the connection")
+            *lines, self._rest = (self._rest + part).split(b"\n")
+            if max(map(len, (*lines, self._rest))) > _MOST_BYTES:
+                raise PeerRefused(f"it sent a line of more than {_MOST_BYTES} bytes")
+            self._lines += lines
 
     def _read(self, line: bytes) -> Message | None:
         """Return the message of a line, None for the greeting."""
@@ -137,14 +128,14 @@ class Line:
         except ValueError:
             fields = None
         if not isinstance(fields, dict):
-            raise LineRefused("it is not a launcher of numapin")
+            raise PeerRefused("it is not a launcher of numapin")
         message = Message(fields)
         if not self.is_greeted:
             if message.number("numapin") != FORMAT:
-                raise LineRefused("it has another version of numapin")
+                raise PeerRefused("it has another version of numapin")
             nonces = (self._nonce, message.text("nonce"))
             if not nonces[1].isascii():  # a lone surrogate cannot be encoded
-                raise LineRefused("it is not a launcher of numapin")
+                raise PeerRefused("it is not a launcher of numapin")
             of_server, of_client = nonces if self._is_server else reversed(nonces)
             if self._secret is not None:
                 self._key = hmac.digest(self._secret, f"numapin hosts {of_server} {of_client}".encode(), "sha256")
@@ -153,7 +144,7 @@ class Line:
         wanted = self._mac(body, self._num_received, from_server=not self._is_server)
         self._num_received += 1
         if not hmac.compare_digest(mac.encode(), wanted.encode()):
-            raise LineUnsigned("its messages are not signed with the rendezvous id of this host (PET_RDZV_ID)")
+            raise PeerUnsigned("its messages are not signed with the rendezvous id of this host (PET_RDZV_ID)")
         return message
 
     def _mac(self, body: str, number: int, *, from_server: bool) -> str:
@@ -164,9 +155,9 @@ class Line:
     def _write(self, mac: str, body: str) -> None:
         data = f"{mac} {body}\n".encode()
         try:
-            sent = self._connection.send(data)
+            sent = self._socket.send(data)
         except OSError:
             sent = 0
         if sent < len(data):
             with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.launcher.seam import Line, LineRefused
+from tests.unit.launcher.seam import Connection, PeerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,16 +27,16 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_nonce_that_cannot_be_encoded(pair: tuple[socket.socket, socket.socket], secret: bytes | None) -> None:
     """It is refused, with and without a secret, like anything else that no launcher sends."""
     stranger, own = pair
-    line = Line(own, secret=secret, is_server=True)
+    connection = Connection(own, secret=secret, is_server=True)
     stranger.sendall(b"- " + json.dumps({"numapin": 1, "nonce": "\ud800"}).encode() + b"\n")
     own.setblocking(True)
-    with pytest.raises(LineRefused, match="it is not a launcher of numapin"):
-        line.receive()
+    with pytest.raises(PeerRefused, match="it is not a launcher of numapin"):
+        connection.receive()
 
 
 def test_a_network_that_is_down(pair: tuple[socket.socket, socket.socket]) -> None:
     """The kernel ends the connection after five minutes."""
-    Line(pair[0], secret=None, is_server=False)
+    Connection(pair[0], secret=None, is_server=False)
     idle_s, interval_s, count = (
         pair[0].getsockopt(socket.IPPROTO_TCP, option)
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
