@@ -178,7 +178,7 @@ def seen() -> dict[str, Any]:
 @pytest.mark.timeout(1200)  # for loops in some 80 processes
 @pytest.mark.parametrize("name", sorted(renamed.targets()))
 def test_a_renamed_name_costs_the_path_not_the_batches(name: str, seen: dict[str, Any]) -> None:
-    """All loaders make their batches, cast and transformed where asked for; one line names what is missing, and the remedy."""
+    """All loaders make their batches, cast and transformed as asked; one line names what is missing, and the remedy."""
     package = name.partition(".")[0]
     if package == TORCHDATA and not find_spec(TORCHDATA):
         pytest.skip("no torchdata; type: pip install .[dev]")

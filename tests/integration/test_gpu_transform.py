@@ -82,7 +82,7 @@ def test_the_loop_waits_for_the_function(is_guarded: bool, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("is_guarded", [True, False])
 def test_memory_waits_for_the_loop(is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-    """What the function returned, also in attributes, is not overwritten before the loop's late kernels have read it."""
+    """What the function returned, also in attributes, is not overwritten before the loop's kernels have read it."""
     if not is_guarded:
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     seen = kept_by(loader_of(lambda batch: Held(batch * 2)), cuda.Stream(), is_late=True)
