@@ -153,7 +153,8 @@ class ScriptNotes:
     """Everything that the hook noted.
 
     `epochs` are the calls of `iter()` on loaders with workers; `row` is the loader. `ends` are the calls of `next()`
-    that ended an epoch.
+    that ended an epoch. `image_work` names what was done to make the batches: "jpeg", files were decoded with PIL;
+    "float", images were converted to floats.
     """
 
     origin: Origin = Origin()
@@ -161,6 +162,7 @@ class ScriptNotes:
     epochs: tuple[Span, ...] = ()
     ends: tuple[Span, ...] = ()
     samples: tuple[StackSample, ...] = ()
+    image_work: frozenset[str] = frozenset()
 
     @property
     def loader(self) -> LoaderUse | None:
@@ -251,6 +253,7 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
         epochs=_epochs(value.get("epochs"), zero_ns),
         ends=_epochs(value.get("ends"), zero_ns),
         samples=tuple(samples),
+        image_work=frozenset(map(_text, _list(value.get("image_work")))),
     )
 
 
