@@ -19,7 +19,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,29 +39,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 GUIDE: Final = Path(__file__).resolve().parents[1] / "docs" / "guides" / "images.md"
-BATCH: Final = 128  # as in the guide
+BATCH: Final = 256  # as in the guide
 _NUM_SAMPLES: Final = 1 << 20  # at most; no epoch ends within a run
 PIPELINES: Final = {
     "ceiling": "batches that are on the GPU already",
     "torch": "torch's DataLoader: PIL and floats in the workers, pin_memory=True, .to(non_blocking=True)",
     "numapin": "torchvision and uint8 in the workers, floats on the GPU",
-    "numapin, decoded on the GPU": "files from the workers, all else on the GPU",
+    "numapin, GPU decoder": "files from the workers, all else on the GPU",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Files to make: their sizes vary by a tenth around `height` and `width`; noise sets the size in bytes."""
+    """Files to make, and the pipelines to measure: all, or but for those in `without`.
+
+    Sizes vary by a tenth around `height` and `width`; `noise` sets the number of bytes.
+    """
 
     height: int
     width: int
     noise: int
     num_files: int
+    without: frozenset[str] = frozenset()
 
 
 KINDS: Final = {
     "imagenet": Kind(height=375, width=500, noise=18, num_files=1024),
-    "photos": Kind(height=1024, width=1280, noise=6, num_files=512),
+    "photos": Kind(height=1024, width=1280, noise=6, num_files=512, without=frozenset({"numapin"})),
 }
 
 
@@ -125,7 +129,7 @@ def pipelines_of(paths: list[str], device: torch.device, num_workers: int) -> di
         "ceiling": lambda: repeat(ceiling),
         "torch": moved,
         "numapin": lambda: ours["loader"],
-        "numapin, decoded on the GPU": lambda: ours["photos"],
+        "numapin, GPU decoder": lambda: ours["photos"],
     }
 
 
@@ -147,48 +151,56 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
 
-    def rate(self, batches: Iterable[Any], num_first: int, num_timed: int) -> float:
-        """Return the images per second of some steps, after the first ones."""
-        began_s = 0.0
-        for number, (images, labels) in enumerate(islice(batches, num_first + num_timed)):
-            if number == num_first:
-                self._synchronize()
-                began_s = time.perf_counter()
+    def run(self, batches: Iterable[Any], num_first: int, num_timed: int) -> dict[str, float]:
+        """Train for some steps, after the first ones; return the images per second, and the share of waiting."""
+        iterator = iter(batches)
+        for _ in range(num_first):
+            self.step(*next(iterator))
+        self._synchronize()
+        began_s, waited_s = time.perf_counter(), 0.0
+        for _ in range(num_timed):
+            asked_s = time.perf_counter()
+            images, labels = next(iterator)
+            waited_s += time.perf_counter() - asked_s
             self.step(images, labels)
         self._synchronize()
-        return num_timed * BATCH / (time.perf_counter() - began_s)
+        took_s = time.perf_counter() - began_s
+        return {"images_per_s": num_timed * BATCH / took_s, "wait_share": waited_s / took_s}
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-def measure(kind: str, trainer: Trainer, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the images per second of each pipeline's runs."""
-    rates: dict[str, list[float]] = {name: [] for name in PIPELINES}
+def measure(kind: str, trainer: Trainer, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """Return each pipeline's runs."""
     num_workers = len(os.sched_getaffinity(0))
-    num_first, num_timed = (1, 1) if options.quick else (num_workers, 2 * num_workers)
+    num_steps = 1 if options.quick else num_workers  # each worker makes one batch, and is then timed for another
+    names = [name for name in PIPELINES if name not in KINDS[kind].without]
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         paths = write_files(Path(folder), KINDS[kind])
         num_bytes = statistics.mean(Path(path).stat().st_size for path in paths)
         print(f"{kind}: {len(paths)} files of {num_bytes / 1e3:.0f} kB, {num_workers} workers", flush=True)
         pipelines = pipelines_of(paths, trainer.device, num_workers)
         for number in range(options.repeats):
-            for name in list(PIPELINES)[:: -1 if number % 2 else 1]:
-                rates[name].append(trainer.rate(pipelines[name](), num_first, num_timed))
-                print(f"  {number} {name}: {rates[name][-1]:,.0f} images/s", flush=True)
-    return rates
+            for name in names[:: -1 if number % 2 else 1]:
+                run = trainer.run(pipelines[name](), num_steps, num_steps)
+                runs[name].append(run)
+                shown = f"{run['images_per_s']:,.0f} images/s, {run['wait_share']:.0%} in next()"
+                print(f"  {number} {name}: {shown}", flush=True)
+    return runs
 
 
-def table(rates: dict[str, list[float]]) -> str:
+def table(runs: dict[str, list[dict[str, float]]]) -> str:
     """Return a line for each pipeline: the median, its share of the ceiling, and its speed beside torch's."""
-    lines = [f"{'':28} images/s  of the ceiling  times torch's (99 % interval)"]
-    ceiling = statistics.median(rates["ceiling"])
-    for name, runs in rates.items():
-        median = statistics.median(runs)
-        line = f"{name:28} {median:8,.0f}  {median / ceiling:14.2f}"
-        times = {which: {n: 1 / run for n, run in enumerate(rates[which])} for which in ("torch", name)}
-        verdict = None if name in ("ceiling", "torch") else faster(times["torch"], times[name], margin=0.05)
+    lines = [f"{'':20} images/s  of the ceiling  in next()  times torch's (99 % interval)"]
+    medians = {name: statistics.median(run["images_per_s"] for run in each) for name, each in runs.items()}
+    for name, median in medians.items():
+        waited = statistics.median(run["wait_share"] for run in runs[name])
+        line = f"{name:20} {median:8,.0f} {median / medians['ceiling']:15.2f} {waited:10.0%}"
+        times = [{n: 1 / run["images_per_s"] for n, run in enumerate(runs[which])} for which in ("torch", name)]
+        verdict = None if name in ("ceiling", "torch") else faster(*times, margin=0.05)
         if verdict is not None:
             interval = "" if verdict.low is None else f" ({verdict.low:.2f} to {verdict.high:.2f})"
             line += f"  {verdict.ratio:.2f}{interval}, {verdict.verdict}"
@@ -207,10 +219,10 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(device, is_small=options.quick)
     runs = {kind: measure(kind, trainer, options) for kind in options.kinds}
-    for kind, rates in runs.items():
-        print(f"\n{kind}\n{table(rates)}")
+    for kind, each in runs.items():
+        print(f"\n{kind}\n{table(each)}")
     if options.json is not None:
-        report = {"machine": read_machine().to_json(), "pipelines": PIPELINES, "images_per_s": runs}
+        report = {"machine": read_machine().to_json(), "pipelines": PIPELINES, "runs": runs}
         write_text_to(str(options.json), json.dumps(report, indent=1) + "\n", remedy="choose another --json")
 
 
