@@ -100,8 +100,8 @@ def test_work_on_images(
     monkeypatch: pytest.MonkeyPatch,
     tracer: Tracer,
     batch: object,
-    decodes: bool,
-    seen: set[str],  # noqa: FBT001
+    decodes: bool,  # noqa: FBT001
+    seen: set[str],
 ) -> None:
     """A worker notes that PIL has read JPEG files there, and that its batches have floats of images."""
     monkeypatch.delitem(sys.modules, "PIL.JpegImagePlugin", raising=False)
