@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,11 +66,10 @@ def pack_bytes(pieces: Sequence[Any]) -> PackedBytes:
             return numapin.pack_bytes(files), torch.tensor(labels)
         ```
     """
-    views = [memoryview(piece.numpy() if isinstance(piece, torch.Tensor) else piece).cast("B") for piece in pieces]
-    bounds = [0]
-    for view in views:
-        bounds.append(bounds[-1] + len(view))
-    data = batch_buffer(bounds[-1], torch.uint8).numpy()
+    arrays: list[Any] = [piece.numpy() if isinstance(piece, torch.Tensor) else piece for piece in pieces]
+    views = [memoryview(array).cast("B") for array in arrays]
+    bounds = [0, *accumulate(map(len, views))]
+    data: Any = batch_buffer(bounds[-1], torch.uint8).numpy()
     whole = memoryview(data)
     for view, (first, last) in zip(views, pairwise(bounds), strict=True):
         whole[first:last] = view

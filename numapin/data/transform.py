@@ -59,7 +59,10 @@ class Transform:
 
     def prepare(self, parcel: object, number: int) -> None:
         """Make the result of the batch that is due next; on the host, where nothing is gained by that, do nothing."""
-        if self._mover is not None and isinstance(parcel, Parcel):
+        if self._mover is None or not isinstance(parcel, Parcel):
+            return
+        # A slot that is being pinned is waited for when its batch is due, and not before.
+        if parcel.begun is not None or parcel.slot is None or parcel.slot.is_settled:
             self._ahead = parcel
             try:
                 self._result = self._run(self._mover, parcel, number)

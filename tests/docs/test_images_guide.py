@@ -16,10 +16,11 @@ import torch
 from tests.docs.pages import DOCS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 image: Any = pytest.importorskip("PIL.Image", reason="no pillow; type: pip install .[dev]")
+pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")  # of torchvision, from 0.29 on
+
 GUIDE = DOCS / "guides" / "images.md"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COLORS = [(0, 0, 0), (255, 255, 255), (200, 40, 90), (30, 180, 60), (10, 20, 240)]
@@ -76,7 +77,7 @@ def run(**given: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Run the guide's code on a file of each color, of several sizes."""
     try:
         import_module("torchvision")

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 from unittest.mock import ANY
 
 import pytest
@@ -108,8 +108,11 @@ def test_work_on_images(
     if decodes:
         monkeypatch.setitem(sys.modules, "PIL.JpegImagePlugin", sys)
     Path(tracer.settings.loads).mkdir(mode=0o700)
-    make: Any = hook._timed(lambda: batch, record=hook._Loads(tracer.settings).record)
-    assert make() is batch
+
+    def fetch() -> object:
+        return batch
+
+    assert hook._timed(fetch, record=hook._Loads(tracer.settings).record)() is batch
     assert len(tracer._loads()) == 1
     assert tracer.notes.to_json(cpu_use=None)["image_work"] == sorted(seen)
 
