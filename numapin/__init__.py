@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numapin.children.call import ProcessBinding, bind_this_process
     from numapin.data.buffer import batch_buffer
     from numapin.data.loader import DataLoader
+    from numapin.data.packed import pack_bytes
     from numapin.data.stateful_loader import StatefulDataLoader
     from numapin.errors import (
         BindingRefused,
@@ -46,6 +47,7 @@ _HOME = {  # module -> its public names
     "numapin.data.loader": ("DataLoader",),
     "numapin.data.stateful_loader": ("StatefulDataLoader",),
     "numapin.data.buffer": ("batch_buffer",),
+    "numapin.data.packed": ("pack_bytes",),
     "numapin.sharing.call": ("share",),
     "numapin.errors": (
         *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError", "PlanError"),
@@ -76,6 +78,7 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
     "DataLoader",
     "StatefulDataLoader",
     "batch_buffer",
+    "pack_bytes",
     "share",
     "pinned",
     "NumapinError",

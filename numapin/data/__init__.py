@@ -5,6 +5,7 @@
     loader.py       numapin.DataLoader: torch's arguments, and our own
     stateful_loader.py  numapin.StatefulDataLoader: torchdata's loader, with our arguments
     buffer.py       numapin.batch_buffer: memory for a dataset to write its batch into
+    packed.py       numapin.pack_bytes: the bytes of many files as one array
     install.py      the same path for torch's own DataLoader, in unmodified scripts
     iterator.py     torch's iterators: with workers, over our queues; without, with batches put on a device
     balance.py      choose the worker for each task
@@ -31,4 +32,5 @@
     blocks.py       pinned blocks that wait for reuse, by node and size
     quarantine.py   hold memory back while a GPU may read it
     opening.py      turn a parcel into a batch, on the host or on the device
+    transform.py    call the user's device_transform, on a GPU one batch ahead
 """

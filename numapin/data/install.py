@@ -6,6 +6,7 @@ frameworks make of it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -18,9 +19,10 @@ import torch.utils.data
 from numapin.base.stderr import say
 from numapin.data import stateful, torch_names, usage_log
 from numapin.data.casting import cast_batch
-from numapin.data.iterator import LaneIterator, iterator_of, put_on
+from numapin.data.iterator import LaneIterator, iterator_of
 from numapin.data.path import PathOptions
 from numapin.data.torch_names import _BaseDataLoaderIter
+from numapin.data.transform import finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +132,7 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], _
 
 
 def _leave(cls: type[_Loader]) -> None:
-    """Leave loaders of this class as they are. Batches of our loaders are still cast and moved."""
+    """Leave loaders of this class as they are. Batches of our loaders are still cast, moved and transformed."""
     torchs_own = cls.__iter__
 
     def __iter__(self: _Loader) -> Any:  # noqa: N807
@@ -138,8 +140,8 @@ def _leave(cls: type[_Loader]) -> None:
         batches: Any = torchs_own(self)
         if options is not None and options.casts:
             batches = map(partial(cast_batch, casts=dict(options.casts)), batches)
-        if options is not None and options.cuda_device is not None:
-            batches = map(partial(put_on, options.cuda_device), batches)
+        if options is not None:
+            batches = map(partial(finished, options), batches, itertools.count())
         return batches
 
     cls.__iter__ = __iter__  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import weakref
-from functools import partial
+from functools import cache, partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,7 +20,7 @@ from torch.autograd import profiler
 
 from numapin.data import forking, usage_log
 from numapin.data.balance import Balance
-from numapin.data.casting import collate_and_cast, rebuild
+from numapin.data.casting import collate_and_cast
 from numapin.data.message import Parcel
 from numapin.data.opening import Pinner
 from numapin.data.path import path_of
@@ -35,6 +35,7 @@ from numapin.data.torch_names import (
     _set_worker_pids,
     _SingleProcessDataLoaderIter,
 )
+from numapin.data.transform import Transform, finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,12 +84,21 @@ class LaneIterator(_TorchsIterator):
 
     result_queue = ResultQueue
 
+    _transform: Transform | None = None
+
+    @staticmethod
+    def apply(function: Callable[[Any], object], opened: Any) -> object:
+        """Apply a function of a batch to what the opener returns."""
+        return function(opened)
+
     def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:
         """Start the workers. `state` is for torchdata's iterator. Raises what torch's iterator raises."""
         moves = path.options.cuda_device is not None
         pins = not moves and _pins(loader)
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
+        if path.options.device_transform is not None:
+            self._transform = Transform(path.options.device_transform, self._lane.opener, self.apply)
         self._last_s: float | None = None
         pins_in_loop = isinstance(self._lane.opener, Pinner)
         if pins and not pins_in_loop:  # batches are copied, by torch's pin thread, beside the loop
@@ -111,6 +121,8 @@ class LaneIterator(_TorchsIterator):
         self._path.publish()  # of an epoch that was left early
         super()._reset(loader, *arguments, **options)
         self._lane.opener.restart()
+        if self._transform is not None:
+            self._transform.restart()
 
     def __next__(self) -> object:
         """Return the next batch. torch's range for profilers costs 8 us, so it is left out while none runs."""
@@ -131,6 +143,8 @@ class LaneIterator(_TorchsIterator):
             self._path.publish()
             raise
         self._lane.results.look_ahead()
+        if self._transform is not None:
+            self._transform.prepare(self._next_arrived(), self._num_yielded + 1)
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
         self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s, now_s=now_s)
@@ -206,12 +220,23 @@ class LaneIterator(_TorchsIterator):
 
     def _process_data(self, data: object, worker_idx: int) -> object:
         # Before the batch is opened, so that an error does not lose a task.
-        data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
-        if isinstance(data, Parcel):
-            data = self._lane.opener.open(data)
+        data = self._opened(super()._process_data(data, worker_idx))  # type: ignore[no-untyped-call]
         if isinstance(data, ExceptionWrapper):
             data.reraise()
         return data
+
+    def _opened(self, data: object) -> object:
+        """Return the batch of a parcel, or of torch's pin thread, as the loop gets it."""
+        if self._transform is None:
+            return self._lane.opener.open(data) if isinstance(data, Parcel) else data
+        return self._transform.open(data, self._num_yielded)
+
+    def _next_arrived(self) -> object:
+        """Return what is due next if it has arrived, such as a parcel; None if it has not."""
+        found = self._task_info.get(self._rcvd_idx, ())
+        if len(found) == 2:  # torchdata keeps it with the worker and its state
+            return found[1][0] if isinstance(found[1], tuple) else found[1]
+        return self._lane.results.peek(self._rcvd_idx if self._in_order else None)
 
     # A default, because a finalizer may run when this module's own names are gone.
     def _shutdown_workers(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -233,6 +258,8 @@ class LaneIterator(_TorchsIterator):
     def _end_lane(self) -> None:
         are_gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
         self._task_info = {}
+        if self._transform is not None:
+            self._transform.forget()
         self._lane.end(workers_are_gone=are_gone)
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
@@ -280,30 +307,33 @@ def _end_at_exit(reference: weakref.ref[LaneIterator]) -> None:
         iterator.end_unstarted()
 
 
-class DeviceIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, with its batches put on the device."""
+class _Finisher:
+    """The part of an iterator without slots that puts batches on the device and transforms them, in this process."""
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(Changed(loader, pin_memory=False))
-        self._profile_name = _PROFILE_NAME.format(_SingleProcessDataLoaderIter.__name__)
-        self._device = device
+    _num_yielded: int
+
+    def __init__(self, loader: DataLoader[Any], options: PathOptions, *state: object) -> None:
+        self._options = options
+        super().__init__(loader, *state)  # type: ignore[call-arg] # torch's or torchdata's
 
     def _next_data(self) -> Any:
-        return put_on(self._device, super()._next_data())  # type: ignore[no-untyped-call]
+        return finished(self._options, super()._next_data(), self._num_yielded)  # type: ignore[misc]
 
 
-def put_on(device: torch.device, data: object) -> object:
-    """Return a batch with its tensors, and objects that can be moved, copied to a GPU in the order of its stream."""
+@cache
+def _finishing(theirs: type) -> Callable[..., Any]:
+    return type(theirs.__name__, (_Finisher, theirs), {})  # by their name, which profilers show
 
-    def move(value: Any) -> object:
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
-            value = value.pin_memory()
-        return value.to(device, non_blocking=True)
 
-    def can_move(value: object) -> bool:
-        return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
-
-    return rebuild(data, move, is_leaf=can_move)
+def iterator_without_slots(theirs: type, loader: Any, options: PathOptions, *state: object) -> Any:
+    """Return an iterator of torch's or torchdata's class that casts, moves and transforms as the options say."""
+    if options.casts:
+        loader = Changed(loader, collate_fn=partial(collate_and_cast, loader.collate_fn, dict(options.casts)))
+    if options.cuda_device is not None:
+        loader = Changed(loader, pin_memory=False)
+    if options.cuda_device is None and options.device_transform is None:
+        return theirs(loader, *state)
+    return _finishing(theirs)(loader, options, *state)
 
 
 def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
@@ -314,25 +344,8 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
         usage_log.note_path(path)
         return SlotIterator(loader, path)
     usage_log.note_other(loader, usage_log.PINS_ELSEWHERE if loader.num_workers else usage_log.NO_WORKERS)
-    return _other_iterator(loader, options)
-
-
-def _other_iterator(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
-    """Return an iterator without slots: torch's own, or one in this process."""
-    loader = with_casts(loader, options)
-    if loader.num_workers:
-        return _MultiProcessingDataLoaderIter(loader)
-    if options.cuda_device is not None:
-        return DeviceIterator(loader, options.cuda_device)
-    return _SingleProcessDataLoaderIter(loader)
-
-
-def with_casts(loader: DataLoader[Any], options: PathOptions) -> DataLoader[Any]:
-    """Return the loader, for an iterator without slots, with its batches cast as the options say."""
-    if not options.casts:
-        return loader
-    collate = partial(collate_and_cast, loader.collate_fn, dict(options.casts))
-    return cast("DataLoader[Any]", Changed(loader, collate_fn=collate))
+    theirs = _MultiProcessingDataLoaderIter if loader.num_workers else _SingleProcessDataLoaderIter
+    return cast("_BaseDataLoaderIter", iterator_without_slots(theirs, loader, options))
 
 
 def pins_elsewhere(loader: DataLoader[Any]) -> bool:

@@ -117,9 +117,9 @@ class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
 
     With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
     and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
-    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast`, `worker_threads`
-    and `balance`. A dataset can write a batch straight into its memory with `numapin.batch_buffer`. To resume in the
-    middle of an epoch, use `numapin.StatefulDataLoader`.
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast`, `worker_threads`,
+    `balance` and `device_transform`. A dataset can write a batch straight into its memory with `numapin.batch_buffer`.
+    To resume in the middle of an epoch, use `numapin.StatefulDataLoader`.
 
     A child that you fork shares the memory of the batches in use, as with torch. Use torch's own loader for batches of
     a few hundred bytes, and for CUDA tensors that workers create.
@@ -165,10 +165,18 @@ class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
             decides which worker makes a batch, so the random numbers that a worker draws (`torch.rand`, `random`,
             `numpy.random` in `__getitem__` or `collate_fn`) go to other samples in each run. For reproducible runs,
             seed by the index of the sample, or leave it off. Iterable datasets and `in_order=False` stay as in torch.
+        device_transform: A function that gets each batch on the device and returns what the loop gets, for example
+            uint8 images as normalized floats. It is called in the loop's thread, inside `next()`, once for each batch
+            and in their order. With a GPU it runs on the loader's stream, one batch ahead if the next one has arrived:
+            its kernels run beside those of the loop, and the stream that is current at `next()` waits for them. Its
+            autocast, inference and gradient modes are those at `next()`. The memory of the tensors that it returns, in
+            containers or attributes of objects, is recorded for that stream. On the host, and without workers, it runs
+            when the batch is due. Its errors are raised when their batch is due and name its number, counted from 0 in
+            each epoch.
 
     Raises:
-        UsageError: The device, the node, the budget, the cast or the number of threads is invalid. torch's own errors
-            are raised too.
+        UsageError: The device, the node, the budget, the cast, the number of threads or the transform is invalid.
+            torch's own errors are raised too.
         BindingRefused: With `strict`: torch's own loader would be used.
 
     Example:
@@ -214,6 +222,7 @@ class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
         cast: torch.dtype | Mapping[torch.dtype, torch.dtype] | None = None,
         worker_threads: int | None = None,
         balance: bool = False,
+        device_transform: Callable[[Any], object] | None = None,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
         marked = self._numapin_begin(
@@ -225,6 +234,7 @@ class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
             cast=cast,
             worker_threads=worker_threads,
             balance=balance,
+            device_transform=device_transform,
         )
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),

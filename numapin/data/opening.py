@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -22,6 +22,9 @@ from numapin.data.torch_names import ExceptionWrapper
 from numapin.system import memory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
+
     from numapin.data.message import Head, Parcel
     from numapin.system.cuda import Driver, Event
 
@@ -198,8 +201,9 @@ class Mover:
     may collect it as garbage. Streams of torch's pool are never destroyed.
     """
 
-    def __init__(self, device: torch.device, driver: Driver) -> None:
-        self.device, self._driver = device, driver
+    def __init__(self, device: torch.device, driver: Driver, *, lends_plain: bool = False) -> None:
+        """With `lends_plain`, plain memory (numpy's) that is not small stays in the slot."""
+        self.device, self._driver, self._lends_plain = device, driver, lends_plain
         self._timed_bytes, self._timed_ms = 0, 0.0
         self._stream = torch.cuda.Stream(device)
         self._template = torch.empty(0, dtype=torch.uint8, device=device)
@@ -237,9 +241,7 @@ class Mover:
         elif parcel.view:
             copy = self._start(parcel)
         handle = _get_handle(self.device.index)
-        stream = self._streams.get(handle)
-        if stream is None:
-            stream = self._streams[handle] = torch.cuda.current_stream(self.device)
+        stream = self._loop_stream(handle)
         storage_at: Any = None  # for a batch without memory
         if copy is not None:
             storage_at = copy.place
@@ -247,13 +249,68 @@ class Mover:
             if copy.small is not None:
                 copy.small.record_stream(stream)
             if not copy.is_done:
-                with nullcontext() if self._has_context(_get_device()) else self._context:
+                with self._in_context():
                     self._driver.let_wait(handle, copy.event)
-        return unpack(parcel, storage_at, partial(copied, parcel.view), self.move, device=self.device)
+        return unpack(parcel, storage_at, partial(self._plain_at, parcel.view), self.move, device=self.device)
+
+    def _loop_stream(self, handle: int) -> torch.cuda.Stream:
+        """Return torch's object for the current stream, whose number this is."""
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = torch.cuda.current_stream(self.device)
+        return stream
+
+    def _plain_at(self, view: memoryview, start: int, size: int) -> memoryview:
+        lends = self._lends_plain and not is_small(size, len(view))
+        return view[start : start + size] if lends else copied(view, start, size)
 
     def move(self, tensor: Any) -> object:  # noqa: ANN401 - or anything else with `to`
         """Return a tensor that torch sent, on the device."""
         return tensor.to(self.device, non_blocking=True)
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Make our stream and device the current ones, for work that may go on beside another thread's capture."""
+        current = _get_device()
+        ours, others = _get_stream(self.device.index), _get_stream(current)
+        with self._driver.relaxed_capture(), self._in_context():
+            try:
+                _set_stream(self._key)
+                yield
+            finally:
+                _set_stream(ours)
+                _set_stream(others)  # this also restores the current device
+
+    def mark(self) -> Event:
+        """Return the event that ends the work on our stream so far."""
+        with self._in_context():
+            return self._driver.record(self.device.index, stream=self._handle)
+
+    def recycle(self, event: Event) -> None:
+        """Take back an event for which nothing waits."""
+        self._driver.recycle(event)
+
+    def hand_over(self, tensors: Iterable[torch.Tensor], event: Event) -> None:
+        """Let the loop's stream wait for an event, and let the memory of tensors that were made before it wait for it.
+
+        The event is used up.
+        """
+        handle = _get_handle(self.device.index)
+        with self._in_context():
+            self._driver.let_wait(handle, event)
+        self._driver.recycle(event)
+        stream = self._loop_stream(handle)
+        for tensor in tensors:
+            if tensor.device == self._template.device:
+                tensor.record_stream(stream)
+                keep_in_children(tensor.untyped_storage())
+
+    def wait_for_loop(self) -> None:
+        """Let our stream wait for what the loop's has now."""
+        with self._in_context():
+            event = self._driver.record(self.device.index, stream=_get_handle(self.device.index))
+            self._driver.let_wait(self._handle, event)
+        self._driver.recycle(event)
 
     def restart(self) -> None:
         """Forget the copies that were started ahead: their parcels are never opened."""
@@ -319,6 +376,10 @@ class Mover:
             _set_stream(ours)
             if others is not None:  # this also restores the current device
                 _set_stream(others)
+
+    def _in_context(self) -> AbstractContextManager[None]:
+        """Return a block in which the device's context is the calling thread's."""
+        return nullcontext() if self._has_context(_get_device()) else self._context
 
     def _has_context(self, current: int) -> bool:
         """Return whether the device's context is the calling thread's, whose current device is `current`.

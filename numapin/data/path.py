@@ -68,6 +68,7 @@ class PathOptions:
         casts: The dtypes to narrow, as `casting.casts_of` returns them.
         worker_threads: The threads of each library in a worker. 0: not limited. None: NUMAPIN_WORKER_THREADS, or 1.
         balance: Whether the next task goes to the worker that will finish it first.
+        device_transform: What makes the loop's batch of one on the device.
     """
 
     device: torch.device | None = None
@@ -77,6 +78,7 @@ class PathOptions:
     casts: Casts = ()
     worker_threads: int | None = None
     balance: bool = False
+    device_transform: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a device that cannot be used, switches that are not bools, and invalid or negative numbers."""
@@ -90,6 +92,9 @@ class PathOptions:
                 raise UsageError(f"device={str(self.device)!r}: batches can be put on cuda or cpu", 'use device="cuda"')
             if kind == "cuda" and not torch.cuda.is_available():
                 raise UsageError(f"device={str(self.device)!r}: CUDA shows no GPU", "see why with: numapin doctor")
+        if self.device_transform is not None and not callable(self.device_transform):
+            hint = "pass a function of one batch, which returns what the loop gets"
+            raise UsageError(f"device_transform={self.device_transform!r} cannot be called", hint)
         if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
             hint = "give bytes, such as 8e9; 0 means no slots"
             require_number("pinned_budget", self.pinned_budget, unit="bytes", hint=hint, is_whole=False)
@@ -344,7 +349,8 @@ class DataPath:
                     )
                 if driver is None:
                     raise UsageError(f"{text}: libcuda.so.1 cannot be used", "see: numapin topo")
-                self._mover = Mover(torch.device("cuda", self.home.device_index), driver)
+                lends_plain = self.options.device_transform is not None  # which most often drops it at once
+                self._mover = Mover(torch.device("cuda", self.home.device_index), driver, lends_plain=lends_plain)
             return self._mover
         if not pins and not torch.cuda.is_initialized():
             return Lender(pins=False)

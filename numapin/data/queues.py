@@ -304,6 +304,10 @@ class ResultQueue(Channel):
         self._messages.clear()
         return [head for head in heads if head is not None]
 
+    def peek(self, number: int | None) -> object:
+        """Return the result of this number, or the first one for None, if it was taken in; it stays in the queue."""
+        return next((data for own, data in self._results if number is None or number == own), None)
+
     def look_ahead(self) -> None:
         """Accept batches that have arrived, so that copies start ahead of time; do nothing while enough wait."""
         if self._open is None and len(self._results) < _ENOUGH:

@@ -16,8 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.data import usage_log
-from numapin.data.iterator import Changed, LaneIterator, pins_elsewhere, put_on, with_casts
-from numapin.data.message import Parcel, pickled
+from numapin.data.iterator import LaneIterator, iterator_without_slots, pins_elsewhere
+from numapin.data.message import pickled
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
 from numapin.data.torch_names import MP_STATUS_CHECK_INTERVAL, STATEFUL, ExceptionWrapper, _IterableDatasetStopIteration
@@ -42,10 +42,11 @@ def iterator_of(loader: Any, options: PathOptions) -> Any:
     state, theirs = loader.next_iter_state, getattr(sys.modules[STATEFUL], _ITERATOR)
     if not loader.num_workers:
         usage_log.note_other(loader, usage_log.NO_WORKERS)
-        iterator = _local_iterator(with_casts(loader, options), options, state)
+        alone = sys.modules[STATEFUL]._StatefulSingleProcessDataLoaderIter
+        iterator = iterator_without_slots(alone, loader, options, state)
     elif pins_elsewhere(loader):
         usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
-        iterator = theirs(with_casts(loader, options), state)
+        iterator = iterator_without_slots(theirs, loader, options, state)
     else:
         loader.check_worker_number_rationality()
         path = path_of(loader, options)
@@ -53,21 +54,6 @@ def iterator_of(loader: Any, options: PathOptions) -> Any:
         iterator = _iterator_class(theirs)(loader, path, state)
     loader.next_iter_state = None
     return iterator
-
-
-def _local_iterator(loader: Any, options: PathOptions, state: object) -> Any:
-    theirs = sys.modules[STATEFUL]._StatefulSingleProcessDataLoaderIter
-    if options.cuda_device is None:
-        return theirs(loader, state)
-    device = options.cuda_device
-
-    class StatefulDeviceIterator(theirs):  # type: ignore[misc,valid-type] # torchdata's class
-        """torchdata's iterator without workers, with its batches put on the device."""
-
-        def _next_data(self) -> Any:
-            return put_on(device, super()._next_data())
-
-    return StatefulDeviceIterator(Changed(loader, pin_memory=False), state)
 
 
 @cache
@@ -101,6 +87,12 @@ class _StatefulLane:
 
     result_queue = _StatefulResults
 
+    @staticmethod
+    def apply(function: Callable[[Any], object], opened: Any) -> object:
+        """Apply a function of a batch to a batch with its state: a tuple, or a list that torch's pin thread made."""
+        batch, sealed = opened
+        return function(batch), sealed
+
     _lane: Lane
     _task_info: dict[int, tuple[Any, ...]]
 
@@ -127,12 +119,11 @@ class _StatefulLane:
 
     def _process_data(self, data: Any, worker_id: int, state: object) -> object:
         """Open a batch and its state, and let torchdata keep the state."""
-        if isinstance(data, Parcel):
-            try:
-                data = self._lane.opener.open(data)
-            except Exception:  # noqa: BLE001 - a user's type may raise anything
-                # torchdata raises it once it has counted the task as done.
-                data = ExceptionWrapper(where="while a batch was opened")
+        try:
+            data = self._opened(data)  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 - a user's type may raise anything
+            # torchdata raises it once it has counted the task as done.
+            data = ExceptionWrapper(where="while a batch was opened")
         if not isinstance(data, ExceptionWrapper):
             data, sealed = data  # a tuple, or a list, which torch's pin thread may make of it
             state = pickle.loads(sealed)  # noqa: S301 - from our own worker

@@ -60,6 +60,7 @@ class StatefulDataLoader(OnPath, _TorchdataLoader[T_co]):
         strict: As in `numapin.DataLoader`.
         cast: As in `numapin.DataLoader`.
         worker_threads: As in `numapin.DataLoader`.
+        device_transform: As in `numapin.DataLoader`.
 
     Raises:
         UsageError: The device, the node, the budget, the cast or the number of threads is invalid. torch's own errors
@@ -106,6 +107,7 @@ class StatefulDataLoader(OnPath, _TorchdataLoader[T_co]):
         strict: bool = False,
         cast: torch.dtype | Mapping[torch.dtype, torch.dtype] | None = None,
         worker_threads: int | None = None,
+        device_transform: Callable[[Any], object] | None = None,
     ) -> None:
         """Check the arguments. Nothing starts before `iter` or `state_dict`."""
         marked = self._numapin_begin(
@@ -116,6 +118,7 @@ class StatefulDataLoader(OnPath, _TorchdataLoader[T_co]):
             strict=strict,
             cast=cast,
             worker_threads=worker_threads,
+            device_transform=device_transform,
         )
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),

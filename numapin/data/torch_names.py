@@ -59,7 +59,7 @@ LAST: Final = {TORCH: "2.15", TORCHDATA: "0.11"}
 """The newest release of each with which the tests of the loader have passed."""
 
 _USED_BY_BOTH: Final = (
-    *("_pin_memory_thread", "_pin_memory_thread_done_event", "_shutdown", "_task_info"),
+    *("_in_order", "_pin_memory_thread", "_pin_memory_thread_done_event", "_rcvd_idx", "_shutdown", "_task_info"),
     *("_worker_pids_set", "_workers", "_workers_status"),
 )
 """Attributes of the iterators with workers of both packages."""

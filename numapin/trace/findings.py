@@ -58,6 +58,10 @@ _TRANSFER_LESS: Final = (
     "transfer less (bfloat16, no_sync() while accumulating), or overlap it with compute (DDP's buckets, FSDP's "
     "prefetch)"
 )
+_IMAGES: Final = {
+    "jpeg": "decode with torchvision or on the GPU instead of PIL",
+    "float": "send uint8 and make floats on the GPU, with device_transform=",
+}
 _UNEVEN_REMEDIES: Final = {
     "compute": "inputs of similar size in each batch: sort or bucket by length, or pack; a compiler or cuDNN that "
     "tunes itself for each new shape needs fixed shapes",
@@ -277,7 +281,10 @@ def _waiting_remedy(analysis: Analysis) -> str:
         more = f"use more workers (num_workers={workers} now, and the rank has {cpus} CPUs)"
     load = _worker_load(analysis)
     if load is not None and load >= _FULL:
-        return f"the workers are the limit ({load:.0%} of their time goes to samples): {more}, a cheaper __getitem__"
+        limit = f"the workers are the limit ({load:.0%} of their time goes to samples)"
+        images = ", ".join(advice for work, advice in _IMAGES.items() if work in noted.image_work)
+        guide = f"; for images: {images} (docs/guides/images.md)" if images else ""
+        return f"{limit}: {more}, a cheaper __getitem__{guide}"
     if noted.uses_numapin:
         balance = ", or balance=True if samples are unequal" if workers != 1 else ""
         return f"numapin's loader is in use: {more}, a cheaper __getitem__{balance}"

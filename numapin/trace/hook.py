@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 _PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
 _MOST_LOADS: Final = 10_000  # the last ones of a worker; its file stays at 600 kB, even in a job of weeks
-_LOAD_BYTES: Final = 60  # a line: a process id and two times in ns since 1970
+_LOAD_BYTES: Final = 60  # a line: a process id, two times in ns since 1970, and what was done to images
 
 
 class _Script:
@@ -203,14 +203,14 @@ class _Loads:
     file: int | None = None
     num_batches: int = 0
 
-    def record(self, start_ns: int, end_ns: int) -> None:
+    def record(self, start_ns: int, end_ns: int, batch: object) -> None:
         """Write one line; nothing more after an error, or if the rank's trace was written before the first one."""
         if self.pid != os.getpid():
             self.pid, self.num_batches = os.getpid(), 0
             self.file = self._open()
         if self.file is None:
             return
-        line = f"{self.pid} {start_ns} {end_ns}".ljust(_LOAD_BYTES - 1) + "\n"
+        line = f"{self.pid} {start_ns} {end_ns} {_image_work(batch)}".ljust(_LOAD_BYTES - 1) + "\n"
         try:
             os.pwrite(self.file, line.encode(), self.num_batches % _MOST_LOADS * _LOAD_BYTES)
         except OSError:  # a full disk; writing the trace will report it
@@ -233,20 +233,34 @@ class _Loads:
             return None
 
 
-def _record_pin(start_ns: int, end_ns: int) -> None:
+def _image_work(batch: object) -> str:
+    """Return the costly work on images of a process that makes batches: "jpeg", "float", both, or ""."""
+    from torch import Tensor
+
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else (batch,)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    does = {
+        "jpeg": "PIL.JpegImagePlugin" in sys.modules,  # which PIL imports when it opens its first image
+        "float": any(one.is_floating_point() and one.ndim == 4 and one.shape[1] == 3 for one in tensors),
+    }
+    return ",".join(name for name, is_done in does.items() if is_done)
+
+
+def _record_pin(start_ns: int, end_ns: int, _batch: object) -> None:
     tracer = _recording.listener
     if isinstance(tracer, Tracer) and tracer.step is not None:
         tracer.pins.append((threading.get_native_id(), start_ns, end_ns))
 
 
-def _timed(function: Callable[_P, _T], *, record: Callable[[int, int], None]) -> Callable[_P, _T]:
-    """Return the function, which also records when it ran."""
+def _timed(function: Callable[_P, _T], *, record: Callable[[int, int, object], None]) -> Callable[_P, _T]:
+    """Return the function, which also records when it ran, and what it returned; None after an error."""
 
     def timed(*arguments: _P.args, **named: _P.kwargs) -> _T:
-        start_ns = time.time_ns()
+        start_ns, result = time.time_ns(), None
         try:
-            return function(*arguments, **named)
+            result = function(*arguments, **named)
+            return result
         finally:
-            record(start_ns, time.time_ns())
+            record(start_ns, time.time_ns(), result)
 
     return timed

@@ -132,7 +132,8 @@ class ScriptNotes:
 
     `cpus` is a Linux list, and `other_cpu_ms` is the CPU time of other programs on these CPUs within `traced_ms`.
     `epochs` are the calls of `iter()` on loaders with workers; `row` is the loader. `ends` are the calls of `next()`
-    that ended an epoch.
+    that ended an epoch. `image_work` names what was done to make the batches: "jpeg", files were decoded with PIL;
+    "float", images were converted to floats.
     """
 
     host: str = ""
@@ -145,6 +146,7 @@ class ScriptNotes:
     epochs: tuple[Span, ...] = ()
     ends: tuple[Span, ...] = ()
     samples: tuple[StackSample, ...] = ()
+    image_work: frozenset[str] = frozenset()
 
     @property
     def loader(self) -> LoaderUse | None:
@@ -233,6 +235,7 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
         epochs=timed_spans(value.get("epochs"), "epoch", zero_ns),
         ends=timed_spans(value.get("ends"), "epoch", zero_ns),
         samples=tuple(samples),
+        image_work=frozenset(map(_text, _list(value.get("image_work")))),
     )
 
 

@@ -37,6 +37,7 @@ class Notes:
     loaders: list[tuple[int, dict[str, object]]] = field(default_factory=list)  # with the loader's id
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     ends: list[tuple[int, int, int]] = field(default_factory=list)
+    image_work: set[str] = field(default_factory=set)  # of the processes that made batches
 
     def iterated(self, loader: DataLoader[Any], iterator: object, start_ns: int, end_ns: int) -> None:
         """Note a call of `iter()` on a loader. Only starting workers takes time."""
@@ -66,6 +67,7 @@ class Notes:
             "loaders": [described for _, described in self.loaders],
             "epochs": self.epochs,
             "ends": self.ends,
+            "image_work": sorted(self.image_work),
         }
 
 

@@ -389,7 +389,8 @@ class Tracer(StepListener):
             for name in names:
                 with os.fdopen(open_file(folder, name), encoding="ascii", errors="replace") as file:
                     words = [line.split() for line in file]  # some of which may be cut off
-                rows += [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) == 3]
+                rows += [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) in (3, 4)]
+                self.notes.image_work.update(name for row in words if len(row) == 4 for name in row[3].split(","))
         return rows
 
 

@@ -105,7 +105,9 @@ def loops(package: str) -> dict[str, object]:
     """Run loops with numapin's loader, and with a package's own; return the batches, and what numapin reports."""
     from numapin.data.install import install
 
-    loader = numapin.DataLoader(Rows(), batch_size=2, num_workers=1, cast={torch.float64: torch.float32})
+    loader = numapin.DataLoader(
+        Rows(), batch_size=2, num_workers=1, cast={torch.float64: torch.float32}, device_transform=torch.neg
+    )
     seen: dict[str, object] = {"numapin": _batches(loader), "notes": loader.stats().notes}
     loader.close()
     mark = loader.pin_memory_device

@@ -12,8 +12,8 @@ import numapin
 NAMES = [
     *("discover", "Topology", "Package", "Node", "Core", "Gpu", "Nic", "Link", "Allowed"),
     *("make_plan", "Request", "Bind", "Memory", "Plan", "RankPlan"),
-    *("spawn", "bind_this_process", "ProcessBinding", "DataLoader", "StatefulDataLoader", "batch_buffer"),
-    "share",
+    *("spawn", "bind_this_process", "ProcessBinding", "DataLoader", "StatefulDataLoader"),
+    *("batch_buffer", "pack_bytes", "share"),
     *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError"),
     *("PlanError", "BindingRefused", "RankError"),
 ]

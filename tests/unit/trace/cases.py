@@ -252,6 +252,7 @@ OF_LOADING: Final[dict[str, Made]] = {
         annotated(without_workers(), ("ProfilerStep#1", 1000, 1000)), (1000, 400), (1500, 400)
     ),
     "waiting for workers at their limit": workers_at_their_limit(0),
+    "workers at their limit that decode images": noting(workers_at_their_limit(0), image_work=["float", "jpeg", 7]),
     "workers that have ended do not count": workers_at_their_limit(20),
     "waiting for a twentieth is not bound by compute": loop(wait=60, compute=940),
     "hardly waiting is bound by compute": loop(wait=40, compute=960),

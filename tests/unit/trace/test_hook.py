@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from unittest.mock import ANY
 
 import pytest
+import torch
 
 from tests.unit.trace.seam import CpuSet, CpuUse, Place, StepSettings, Tracer, hook
 
@@ -78,8 +79,42 @@ def test_the_last_batches_of_a_long_job(monkeypatch: pytest.MonkeyPatch, tracer:
     Path(tracer.settings.loads).mkdir(mode=0o700)
     loads = hook._Loads(tracer.settings)
     for i in range(8):
-        loads.record(time.time_ns(), i)
+        loads.record(time.time_ns(), i, None)
     assert sorted(end for _, _, end in tracer._loads()) == [5, 6, 7]
+
+
+IMAGES = torch.zeros(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "decodes", "seen"),
+    [
+        ([IMAGES, torch.zeros(2)], False, {"float"}),
+        ({"image": IMAGES.byte(), "label": 3}, True, {"jpeg"}),
+        (IMAGES, True, {"float", "jpeg"}),
+        ([IMAGES.flatten(1), "text"], False, set()),
+        (None, False, set()),
+    ],
+)
+def test_work_on_images(
+    monkeypatch: pytest.MonkeyPatch,
+    tracer: Tracer,
+    batch: object,
+    decodes: bool,  # noqa: FBT001
+    seen: set[str],
+) -> None:
+    """A worker notes that PIL has read JPEG files there, and that its batches have floats of images."""
+    monkeypatch.delitem(sys.modules, "PIL.JpegImagePlugin", raising=False)
+    if decodes:
+        monkeypatch.setitem(sys.modules, "PIL.JpegImagePlugin", sys)
+    Path(tracer.settings.loads).mkdir(mode=0o700)
+
+    def fetch() -> object:
+        return batch
+
+    assert hook._timed(fetch, record=hook._Loads(tracer.settings).record)() is batch
+    assert len(tracer._loads()) == 1
+    assert tracer.notes.to_json(cpu_use=None)["image_work"] == sorted(seen)
 
 
 def test_the_cpu_time_of_the_job() -> None:

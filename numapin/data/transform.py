@@ -1,0 +1,166 @@
+"""`device_transform`: the user's function, which gets each batch on the device and returns what the loop gets.
+
+It runs in the loop's thread, inside `next()`, so that autocast, inference and gradient mode, the default device and
+Ctrl-C are the loop's own. On a GPU it runs on the loader's stream, one batch ahead of the loop and in the loop's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import torch
+
+from numapin.data.casting import rebuild
+from numapin.data.message import Parcel
+from numapin.data.opening import Copier, Mover
+from numapin.data.torch_names import ExceptionWrapper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numapin.data.path import PathOptions
+    from numapin.system.cuda import Event
+
+Function: TypeAlias = "Callable[[Any], object]"
+Apply: TypeAlias = "Callable[[Function, Any], object]"
+
+_ATOMS: Final = (str, bytes, bytearray, memoryview, range)
+_PARTS: Final = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+"""The methods that return the memory of tensors which have none of their own."""
+
+
+class Transform:
+    """A user's function, applied to the batches of one iterator."""
+
+    def __init__(self, function: Function, opener: Copier | Mover, apply: Apply) -> None:
+        """Take how the function is applied to what the opener returns, which may hold more than the batch."""
+        self._function, self._opener, self._apply = function, opener, apply
+        self._mover = opener if isinstance(opener, Mover) else None
+        self._ahead: Parcel | None = None  # its result:
+        self._result: tuple[object, Event | None] = None, None
+
+    def restart(self) -> None:
+        """Begin an epoch: what the loop has enqueued before comes before the function's work."""
+        self.forget()
+        if self._mover is not None:
+            self._mover.wait_for_loop()
+
+    def forget(self) -> None:
+        """Drop a result that was made ahead and that the loop will not ask for."""
+        self._take(None)
+
+    def prepare(self, parcel: object, number: int) -> None:
+        """Make the result of the batch that is due next; on the host, where nothing is gained by that, do nothing."""
+        if self._mover is None or not isinstance(parcel, Parcel):
+            return
+        # A slot that is being pinned is waited for when its batch is due, and not before.
+        if parcel.begun is not None or parcel.slot is None or parcel.slot.is_settled:
+            self._ahead = parcel
+            try:
+                self._result = self._run(self._mover, parcel, number)
+            except BaseException:  # Ctrl-C; a loop that goes on must not get half of a batch
+                self._result = ExceptionWrapper(where=_where(number)), None
+                raise
+
+    def open(self, data: object, number: int) -> object:
+        """Return the result of a batch that is due, or the error, for use by the current stream."""
+        if self._mover is None or not isinstance(data, Parcel):  # else opened by torch's pin thread, or an error
+            return self._call(self._opener.open(data) if isinstance(data, Parcel) else data, number)
+        result, event = self._take(data) or self._run(self._mover, data, number)
+        if event is not None:
+            self._mover.hand_over(tensors_in(result), event)
+        return result
+
+    def _take(self, parcel: Parcel | None) -> tuple[object, Event | None] | None:
+        """Return and forget the result that was made ahead; None if it is not this batch's."""
+        ahead, result = self._ahead, self._result
+        self._ahead, self._result = None, (None, None)
+        if ahead is not None and ahead is parcel:
+            return result
+        if result[1] is not None and self._mover is not None:
+            self._mover.recycle(result[1])
+        return None
+
+    def _run(self, mover: Mover, parcel: Parcel, number: int) -> tuple[object, Event | None]:
+        with mover.on_stream():
+            try:
+                result = self._call(mover.open(parcel), number)
+            except Exception:  # noqa: BLE001 - a user's type may raise anything; the loop gets it when the batch is due
+                result = ExceptionWrapper(where=f"while batch {number} was opened")
+            return result, mover.mark()
+
+    def _call(self, opened: object, number: int) -> object:
+        """Return what the function makes of a batch, or its error."""
+        if isinstance(opened, ExceptionWrapper):
+            return opened
+        return self._apply(lambda batch: transformed(self._function, batch, number), opened)
+
+
+def finished(options: PathOptions, batch: object, number: int) -> object:
+    """Return a batch that came without slots, on the device and transformed, in the order of the loop's stream."""
+    if options.cuda_device is not None:
+        batch = put_on(options.cuda_device, batch)
+    if options.device_transform is not None:
+        batch = transformed(options.device_transform, batch, number)
+        if isinstance(batch, ExceptionWrapper):
+            batch.reraise()
+    return batch
+
+
+def put_on(device: torch.device, data: object) -> object:
+    """Return a batch with its tensors, and objects that can be moved, copied to a GPU in the order of its stream."""
+
+    def move(value: Any) -> object:  # noqa: ANN401 - anything with `to`
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
+            value = value.pin_memory()
+        return value.to(device, non_blocking=True)
+
+    def can_move(value: object) -> bool:
+        return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
+
+    return rebuild(data, move, is_leaf=can_move)
+
+
+def transformed(function: Function, batch: object, number: int) -> object:
+    """Return what a device_transform makes of a batch, or its error, which names the batch's number."""
+    if isinstance(batch, ExceptionWrapper):  # a worker's error, which torchdata's iterators still have to count
+        return batch
+    try:
+        return function(batch)
+    except Exception:  # noqa: BLE001 - it is the user's
+        return ExceptionWrapper(where=_where(number))
+
+
+def _where(number: int) -> str:
+    return f"in device_transform of batch {number}"
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a function may return anything
+    """Yield the tensors in a value, in containers and in attributes of objects that are not callable."""
+    seen: dict[int, object] = {}  # the objects, too: another one could get the number of one that is gone
+    left = [value]
+    while left:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, _ATOMS) or callable(value):
+            continue
+        seen[id(value)] = value
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, Mapping):
+                left += value.values()
+            elif isinstance(value, Sequence | AbstractSet):
+                left += value
+            left.append(object.__getstate__(value))  # its attributes: a dict, a tuple with those in slots, or None
+        elif hasattr(value, "__tensor_flatten__"):
+            left += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+        elif value.layout in _PARTS:
+            left += [getattr(value, name)() for name in _PARTS[value.layout]]
+        else:
+            yield value

@@ -1,0 +1,251 @@
+"""device_transform= on the stand-in for the driver, whose device memory is host memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import numapin
+from tests.cuda.fake import FakeStream, moving
+from tests.data.child import in_forked_child
+from tests.integration.gpu_loading import lies_in_slot
+from tests.unit.data.seam import opening, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.cuda.fake import FakeCuda
+
+NUM_BATCHES = 24
+LONG = 1 << 16
+
+
+class Items(Dataset[Any]):
+    """Item i: a tensor that is filled with i, and a large array that is."""
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return NUM_BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        """Return an item."""
+        return torch.full((LONG,), index), np.full(LONG, index)
+
+
+def leave(item: Any) -> Any:
+    """Return an item as it is; torch's own collate_fn would make a tensor of the array."""
+    return item
+
+
+class Calls:
+    """A function that notes the number of each batch and doubles it; at a batch, it does something else before."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.at: dict[int, Callable[[], object]] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """Return what the loop gets: twice the tensor, and the array."""
+        number = int(batch[0][0])
+        self.numbers.append(number)
+        self.at.get(number, int)()
+        return {"x": batch[0] * 2, "array": batch[1]}
+
+
+@pytest.fixture
+def calls() -> Calls:
+    """Give the function."""
+    return Calls()
+
+
+@pytest.fixture
+def loader(fake_cuda: FakeCuda, calls: Calls) -> Iterator[Any]:
+    """Give a loader whose batches are moved to the stand-in's device, and transformed."""
+    with (
+        moving(),
+        numapin.DataLoader(
+            Items(), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=calls
+        ) as made,
+    ):
+        yield made
+        gc.collect()  # an iterator that an error's traceback holds in a cycle; the stand-in is about to go
+    assert (fake_cuda.depth(), fake_cuda.mode()) == (0, 0)
+
+
+def numbers_of(batches: list[Any]) -> list[int]:
+    """Return the numbers of batches, of which both parts must be right."""
+    numbers = [int(batch["x"][0]) // 2 for batch in batches]
+    for batch, number in zip(batches, numbers, strict=True):
+        assert bool((batch["x"] == 2 * number).all())
+        assert (batch["array"] == number).all()
+    return numbers
+
+
+def test_one_batch_ahead_and_in_order(loader: Any, calls: Calls) -> None:
+    """Each batch is transformed once, in order, and before the loop asks for it if it has arrived."""
+    num_called = []
+    for batch in loader:
+        num_called.append(len(calls.numbers) - int(batch["x"][0]) // 2)
+        time.sleep(0.01)
+    assert calls.numbers == list(range(NUM_BATCHES))
+    assert set(num_called) == {1, 2}
+    assert num_called.count(2) > NUM_BATCHES // 2
+
+
+def test_the_loop_waits_for_the_function(loader: Any, fake_cuda: FakeCuda) -> None:
+    """The loop's stream waits for each batch's event, which is used again: also after epochs that end early."""
+    fake_cuda.hold_events()
+    for batch in loader:
+        del batch
+    assert fake_cuda.get("waited") >= NUM_BATCHES
+    fake_cuda.pass_events()
+    fake_cuda.set(hold_events=0)
+    next(iter(loader))
+    num_created = fake_cuda.get("created")
+    for _ in range(4):
+        for batch in loader:
+            time.sleep(0.01)  # the next one is transformed
+            if batch["x"][0] == 4:
+                break
+    assert fake_cuda.get("created") <= num_created + 2
+
+
+def test_on_the_loader_s_stream(loader: Any, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function runs while the loader's stream is the current one, and the loop's is current again afterwards."""
+    streams = [(0, 0, 1)]
+    monkeypatch.setattr(opening, "_set_stream", streams.append)
+    monkeypatch.setattr(opening, "_get_stream", lambda _: streams[-1])
+    seen: list[Any] = []
+    calls.at = {number: lambda: seen.append(streams[-1]) for number in range(NUM_BATCHES)}
+    for _ in loader:
+        assert streams[-1] == (0, 0, 1)
+    assert seen == [(FakeStream.stream_id, FakeStream.device_index, FakeStream.device_type)] * NUM_BATCHES
+
+
+def test_an_error_waits_until_its_batch_is_due(loader: Any, calls: Calls) -> None:
+    """The batch before the one that failed is delivered, and so are those behind it."""
+    calls.at[5] = lambda: {"there": 0}["missing"]
+    iterator, batches = iter(loader), []
+    for number in range(NUM_BATCHES):
+        time.sleep(0.01)
+        if number == 5:
+            with pytest.raises(KeyError, match="device_transform of batch 5"):
+                next(iterator)
+        else:
+            batches.append(next(iterator))
+    assert calls.numbers == list(range(NUM_BATCHES))
+    assert numbers_of(batches) == [number for number in range(NUM_BATCHES) if number != 5]
+
+
+def test_ctrl_c_inside_the_function(loader: Any, calls: Calls) -> None:
+    """It is raised at once. A loop that goes on does not get the batch whose transform was interrupted."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    calls.at[5] = interrupt
+    iterator, numbers, num_interrupted = iter(loader), list[int](), 0
+    while True:
+        time.sleep(0.01)
+        try:
+            numbers += numbers_of([next(iterator)])
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        except StopIteration:
+            break
+    assert num_interrupted in (1, 2)  # the second, where it was transformed ahead
+    assert 5 not in numbers
+    assert numbers[-18:] == list(range(6, NUM_BATCHES))
+    assert calls.numbers == list(range(NUM_BATCHES))
+
+
+def test_a_capture_goes_on(loader: Any, calls: Calls, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that the function allocates does not break another thread's capture of a CUDA graph."""
+    monkeypatch.setattr(opening, "is_capturing", lambda: True)
+    calls.at = dict.fromkeys(range(2, NUM_BATCHES), fake_cuda.allocate)
+    iterator = iter(loader)
+    batches = [next(iterator)]
+    fake_cuda.begin_capture()
+    batches += [next(iterator) for _ in range(4)]
+    assert (fake_cuda.get("capturing"), fake_cuda.invalidated()) == (1, 0)
+    fake_cuda.end_capture()
+    monkeypatch.undo()
+    assert numbers_of([*batches, *iterator]) == list(range(NUM_BATCHES))
+
+
+def test_a_forked_child_frees_nothing(loader: Any) -> None:
+    """A child does not free the memory of batches that the loop holds, or that were made ahead."""
+    iterator = iter(loader)
+    batch: Any = next(iterator)
+    time.sleep(0.05)
+    held = [batch, next(iterator), iterator]
+    del batch, iterator
+
+    def drop() -> bool:
+        held.clear()
+        gc.collect()
+        return True
+
+    assert in_forked_child(drop)
+
+
+def test_large_arrays_stay_in_the_slot(loader: Any) -> None:
+    """Numpy arrays are not copied for the function; those that the loop keeps are right at the end."""
+    kept = list(loader)
+    assert numbers_of(kept) == list(range(NUM_BATCHES))
+    assert lies_in_slot(loader, torch.from_numpy(kept[-1]["array"]))
+
+
+@dataclass
+class Plain:
+    """An object with attributes."""
+
+    first: Any
+    second: Any = None
+
+
+@dataclass(slots=True)
+class Slotted:
+    """An object without a dict."""
+
+    first: Any
+
+
+class Listed(list[Any]):
+    """A list with attributes."""
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_tensors_are_found_wherever_they_are() -> None:
+    """In containers, in attributes, in parts of sparse tensors; each object once, also in a circle."""
+    tensors = [torch.full((2,), float(number)) for number in range(12)]
+    listed = Listed([tensors[0], (tensors[1], {2: tensors[2]})])
+    listed.more = {tensors[3]}  # type: ignore[attr-defined]
+    ring = Plain(tensors[4], Slotted([tensors[5], Plain(tensors[6])]))
+    ring.second.first.append(ring)
+    packed = torch.nn.utils.rnn.pack_sequence([tensors[7]])
+    sparse = [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.eye(3).to_sparse_csc()]
+    found = list(tensors_in([listed, ring, packed, "text", b"bytes", np.zeros(3), None, print, Listed, sparse]))
+    assert {id(tensor) for tensor in (*tensors[:7], packed.data, packed.batch_sizes)} <= {id(one) for one in found}
+    places = {one.data_ptr() for one in found}
+    assert {part.data_ptr() for part in (sparse[0]._values(), sparse[0]._indices())} <= places
+    assert {
+        part.data_ptr() for part in (sparse[1].crow_indices(), sparse[1].col_indices(), sparse[1].values())
+    } <= places
+    assert {
+        part.data_ptr() for part in (sparse[2].ccol_indices(), sparse[2].row_indices(), sparse[2].values())
+    } <= places
+    assert len(found) == 7 + 2 + 2 + 3 + 3
+
+
+def test_many_objects_that_are_gone_again() -> None:
+    """A state that exists only while it is looked at hides no tensor behind its number."""
+    things = [Slotted([Slotted(torch.zeros(1))]) for _ in range(1000)]
+    assert len(list(tensors_in(things))) == 1000
