@@ -16,7 +16,7 @@ import tests
 _HERE = Path(__file__).resolve().parent
 if _HERE not in [Path(folder).resolve() for folder in tests.__path__]:
     raise pytest.UsageError(
-        f"the package `tests` is {list(tests.__path__)}, not {_HERE}: some packages install one. Type, in "
+        f"the package `tests` is {list(tests.__path__)}, not {_HERE}: py-libnuma and others install one. Type, in "
         f"{_HERE.parent}: python -m pytest"
     )
 

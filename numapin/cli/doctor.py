@@ -18,7 +18,7 @@ from numapin.data.budget import read_room
 from numapin.doctor.check import DoctorSeverity, Host
 from numapin.doctor.live import read_live
 from numapin.doctor.model import IDLE, NAMES, DoctorReport, compare, counts_of, examine, parse_expected, parse_names
-from numapin.errors import UsageError
+from numapin.errors import LibnumaError, UsageError
 from numapin.system.tree import Tree
 from numapin.topology.discover import discover
 
@@ -120,7 +120,10 @@ def doctor(
     if must_be_idle and "gpu-processes" in (skip or ()):
         problem = "--expect idle needs the check gpu-processes, which --skip leaves out"
         raise UsageError(problem, "leave one of them out")
-    topology = topology_from(gpu_nodes=gpu_nodes, root=root)
+    try:
+        topology = topology_from(gpu_nodes=gpu_nodes, root=root)
+    except LibnumaError:  # a finding, so the machine's files are read without it
+        topology = discover(root=Path("/"), gpu_nodes=gpu_nodes or ())
     folder = root or Path("/")
     live = None if root else read_live(topology, os.environ, must_be_idle=must_be_idle)
     host = Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live, must_be_idle=must_be_idle)

@@ -126,7 +126,7 @@ def _on_named_node(tree: Tree, online: CpuSet, node: int) -> Locality:
 
 def _planned_for(device_index: int, environ: Mapping[str, str], root: Path) -> tuple[RankPlan | None, str]:
     """Plan one rank on a GPU; None: its node is unknown. The text is the reason."""
-    from numapin.topology.discover import discover  # loads NVML, which a machine with one node never needs
+    from numapin.topology.discover import discover  # loads NVML and libnuma, which a machine with one node never needs
 
     name = f"cuda:{device_index}"
     unknown = f"{name}: its NUMA node is unknown"

@@ -101,6 +101,7 @@ class Live:
     streaming_stores: bool | None  # whether libstores.so is installed; None on machines that it does not support
     torch: str | None  # the version of the installed torch
     torch_off: str  # why numapin's data path is off with this torch; "": it is on
+    strays: tuple[str, ...]  # packages that py-libnuma has put into site-packages, other than its own
     python: tuple[int, ...]
     nccl: Mapping[str, str]  # the NCCL packages, or the path of the library without a package, with their versions
     shm_bytes: int | None

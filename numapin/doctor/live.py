@@ -23,8 +23,9 @@ from numapin.data import torch_names
 from numapin.doctor.check import GpuUser, KernelLog, Live, Xid
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
-from numapin.system import calls, memory, nccl_files, numa, proc
+from numapin.system import memory, nccl_files, numa, proc
 from numapin.topology.address import pci_address
+from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: b
     """
     libnuma, refused = None, None
     try:
-        calls.function("get_mempolicy")
+        load()
     except LibnumaError as error:
         libnuma = error.message
     else:
@@ -82,6 +83,7 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: b
         streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         torch=torch,
         torch_off=torch_off,
+        strays=_strays(),
         python=sys.version_info[:3],
         nccl=nccl_versions(environ),
         shm_bytes=None if shm is None else shm.f_blocks * shm.f_frsize,
@@ -218,6 +220,16 @@ def _version(package: str) -> str | None:
         return metadata.version(package) or "unknown"  # None if the metadata is broken
     except metadata.PackageNotFoundError:
         return None
+
+
+def _strays() -> tuple[str, ...]:
+    """Return the folders with Python files that py-libnuma owns, other than `numa`."""
+    try:
+        files = metadata.distribution("py-libnuma").files or ()
+    except metadata.PackageNotFoundError:
+        return ()
+    owned = [Path(str(file.locate())) for file in files if file.name == "__init__.py" and len(file.parts) == 2]
+    return tuple(str(file.parent) for file in owned if file.parent.name != "numa" and file.is_file())
 
 
 def nccl_versions(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.base.text import counted
+from numapin.base.text import counted, printable
 from numapin.data import forks
 from numapin.doctor.check import Live, Result, error, live_check, note, ok, unknown, warning
 from numapin.system.libraries import IGNORE, MENDED, binding_variables, ignores_affinity, narrows
@@ -67,7 +67,7 @@ def persistence(live: Live, _host: Host) -> Result:
 
 @live_check(
     "libnuma",
-    where="dlopen libnuma.so.1",
+    where="import numa, dlopen libnuma.so.1",
     why="Without libnuma, ranks are bound to CPUs but get no memory policy, and the nodes of pages cannot be checked.",
 )
 def libnuma(live: Live, _host: Host) -> Result:
@@ -126,6 +126,20 @@ def torch(live: Live, _host: Host) -> Result:
         what, _, remedy = live.torch_off.rpartition("; ")
         return warning(what, remedy=remedy)
     return ok(live.torch)
+
+
+@live_check(
+    "py-libnuma",
+    where="the list of files of the package py-libnuma",
+    why="py-libnuma 1.2 also installs a package `tests`. `import tests` in a project then finds that one, unless the "
+    "project's own folder comes first on sys.path.",
+)
+def strays(live: Live, _host: Host) -> Result:
+    """Find packages that py-libnuma has put beside its own."""
+    if not live.strays:
+        return ok("installs nothing but its own package")
+    what = f"it also installed {', '.join(map(printable, live.strays))}: it may hide the tests of a project"
+    return note(what, remedy="run a project's tests in its folder with: python -m pytest")
 
 
 @live_check(

@@ -79,11 +79,11 @@ def apply(rank: RankPlan | RankSlice) -> Applied:
     """
     policy = _kernel_policy(rank.memory, rank.nodes, rank.within)
     shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(*policy, first=rank.node))
-    memory: str | None = None  # seccomp may forbid reading it, too, or libnuma is missing
+    memory: str | None = None  # seccomp may forbid reading it, too
     nodes: frozenset[int] = frozenset()
     try:
         mode, nodes = numa.get_memory_policy()
-    except (OSError, LibnumaError):
+    except OSError:
         pass
     else:
         # Kernels before 5.14 report MPOL_LOCAL as MPOL_PREFERRED without nodes.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import read_file
 from numapin.errors import MachineError, MachineFileError, UsageError
+from numapin.system.refusals import SYS_NICE
 from numapin.system.threads import whole_cpuset
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
@@ -75,22 +76,29 @@ def discover(
 
 
 def _read_host(environ: Mapping[str, str]) -> Topology:
-    """Read the live host through sysfs and NVML."""
+    """Read the live host through sysfs, libnuma and NVML."""
+    from numapin.topology.sources.libnuma import read_libnuma
     from numapin.topology.sources.nvml import read_nvml
     from numapin.topology.sources.sysfs import read_sysfs
 
     from_sysfs = read_sysfs(Path("/"), source="live")
     nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
+    notes = [*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)]
     readings = from_sysfs._replace(
         host=os.uname().nodename,
         allowed_cpus=CpuSet(os.sched_getaffinity(0)),
         allowed_known=True,
         nvml=read_nvml(),
         nccl_nodes=nccl_nodes,
-        notes=(*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)),
     )
+    # libnuma knows the allowed nodes; those of sysfs remain if the kernel forbids asking.
+    from_libnuma = read_libnuma()
+    if from_libnuma is not None:
+        readings = readings._replace(nodes=from_libnuma[0], allowed_nodes=from_libnuma[1])
+    elif len(readings.nodes) > 1:
+        notes.append(f"the kernel forbids get_mempolicy (seccomp), so the nodes come from sysfs; {SYS_NICE}")
     try:
-        return build(readings, environ=environ)
+        return build(readings._replace(notes=tuple(notes)), environ=environ)
     except ValueError as error:
         raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
 

@@ -219,6 +219,7 @@ LIVE = (
     *_answered("shm", {"shm_bytes": None, "shm_free_bytes": None}),
     *_answered("streaming-stores", {}, {"streaming_stores": False}, {"streaming_stores": None}),
     *_answered("torch", {}, {"torch": None}, {"torch_off": "torch 2.16.0 has no x._y; use 2.15"}),
+    *_answered("py-libnuma", {}, {"strays": ("/site-packages/tests",)}),
     *_answered("python", {}, {"python": (3, 11, 10)}, {"python": (3, 11, 9)}),
     *_answered(
         "nccl", {"nccl": {}}, {"nccl": {"nvidia-nccl-cu12": "2.27.3"}}, {"nccl": {"nvidia-nccl-cu13": "2.29.2"}}

@@ -28,6 +28,7 @@ def live(**changes: Any) -> Live:
         "streaming_stores": True,
         "torch": "2.13.0",
         "torch_off": "",
+        "strays": (),
         "python": (3, 12, 1),
         "nccl": {"nvidia-nccl-cu12": "2.30.3"},
         "shm_bytes": 64 << 30,

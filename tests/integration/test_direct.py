@@ -32,7 +32,6 @@ import json, os
 launcher = f"/proc/{os.getppid()}"
 status = dict(line.split(":", 1) for line in open(f"{launcher}/status"))
 found = {"peak_kb": int(status["VmHWM"].split()[0]), "maps": open(f"{launcher}/maps").read()}
-found["command"] = open(f"{launcher}/cmdline").read()
 os.write(1, (json.dumps(found) + "\\n").encode())
 """
 
@@ -67,7 +66,7 @@ def test_the_launcher_stays_small(tmp_path: Path) -> None:
     assert len(ranks) == 2
     for rank in ranks:
         assert "/torch/" not in rank["maps"]
-        assert "numapin" in rank["command"]  # it is the launcher's
+        assert "/site-packages/numa" in rank["maps"] or "libnuma" in rank["maps"]  # it is the launcher's
         assert rank["peak_kb"] <= 40_000
 
 

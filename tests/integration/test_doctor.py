@@ -147,7 +147,7 @@ def test_without_libnuma(tmp_path: Path) -> None:
     subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-o", library], check=True)
     status, _, found = _report(LD_LIBRARY_PATH=str(tmp_path))
     assert (status, found["libnuma"]["severity"]) == (1, "error")
-    assert found["libnuma"]["what"].startswith("libnuma cannot be used: ")
+    assert found["libnuma"]["what"].startswith("libnuma could not be loaded: ")
     assert "libnuma1" in found["libnuma"]["remedy"]
     assert found["memory-policy"]["severity"] is None
     assert found["nodes"]["severity"] is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("planted")  # so that the commands are started once
 
 _INSTALLED: Final = shutil.which("numapin", path=str(Path(sys.executable).parent))
-_PACKAGES: Final = ("click", "dill", "markdown_it", "numapin", "numpy", "pygments", "pynvml", "rich",
+_PACKAGES: Final = ("click", "dill", "libnuma", "markdown_it", "numa", "numapin", "numpy", "pygments", "pynvml", "rich",
                     "ruamel", "sitecustomize", "spdl", "torch", "torchdata", "triton", "usercustomize",
                     "yaml")  # fmt: skip
 

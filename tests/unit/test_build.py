@@ -151,7 +151,13 @@ class TestTools:
 
 
 class TestOurTests:
-    """Some packages install a package `tests`."""
+    """py-libnuma installs a package `tests`, too."""
+
+    def test_it_still_does(self) -> None:
+        """If this fails, the guard in tests/conftest.py and the doctor's check may go."""
+        from importlib.metadata import files
+
+        assert "tests/__init__.py" in [str(path) for path in files("py-libnuma") or ()]
 
     def test_another_package_named_tests(self, tmp_path: Path) -> None:
         """If `tests` is another package, pytest ends with one error that says what to type."""

@@ -58,12 +58,13 @@ PURE = (
     "steps.record",
     *(f"compare.{name}" for name in ("report",)),
 )
-IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "click", "socket", "shutil", "tempfile"}
+IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
 # Library -> the only folders and modules that may import it.
 ONLY_IN = {
     "pynvml": ("topology.sources.nvml",),
-    "ctypes": ("system",),
+    "ctypes": ("system", "topology.sources.libnuma"),
+    "numa": ("system.calls", "topology.sources.libnuma"),
     "torch": (
         "launcher",
         "data",

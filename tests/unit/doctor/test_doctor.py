@@ -269,7 +269,7 @@ def test_nccl_is_found_without_a_package(tmp_path: Path, monkeypatch: pytest.Mon
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "checks.md"
 _CODE = re.compile(
     r"(?<=: )numapin .+|[\w-]*[/_*][\w/.*{},-]*\w[*]?|\w+\.\w[\w.]*|\b[A-Z]?[a-z]+[A-Z]\w*[*]?|"
-    r"nvidia-\w+-\w+\*|mbind|statvfs|dlopen"
+    r"nvidia-\w+-\w+\*|py-libnuma|mbind|statvfs|dlopen"
 )
 """Paths, variables, calls and commands in what a check reads."""
 _HEAD = """\
