@@ -1,4 +1,4 @@
-"""`numapin bench`: benchmarks of transfers, allocation and overlap.
+"""`numapin bench`: benchmarks of transfers, allocation, overlap and loaders.
 
 A benchmark's file has its cases and columns first, without torch, and then what its processes measure.
 
@@ -7,6 +7,7 @@ A benchmark's file has its cases and columns first, without torch, and then what
     transfer.py  copies between each kind of memory and each GPU
     alloc.py     allocation and first write
     overlap.py   training loops bound by transfer, compute or loading
+    loader.py    DataLoaders
     buffers.py   host memory of every kind, on a chosen node
     process.py   run the peers in turn, each in its own process
     model.py     benchmarks and results as data: medians, spreads, ratios, JSON

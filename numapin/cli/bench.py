@@ -13,6 +13,7 @@ from numapin.base import formats
 from numapin.base.redact import without_secrets
 from numapin.base.text import counted
 from numapin.bench import alloc as alloc_bench
+from numapin.bench import loader as loader_bench
 from numapin.bench import overlap as overlap_bench
 from numapin.bench import transfer as transfer_bench
 from numapin.bench.machine import read_machine
@@ -38,7 +39,7 @@ _WRITE_EVERY_S: Final = 5.0
 _MAX_SIZE: Final = 1 << 40
 
 
-def names_option(option: str, known: Collection[str], *, about: str) -> Callable[[F], F]:
+def _names_option(option: str, known: Collection[str], *, about: str) -> Callable[[F], F]:
     """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
     kind = option.strip("-").removesuffix("s")
 
@@ -70,7 +71,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 _SIZES: Final = Parsed("LIST", parse_sizes)
 
 
-def shared_options(*, timeout_s: int = 120, **quick: object) -> Callable[[F], F]:
+def _shared_options(*, timeout_s: int = 120, **quick: object) -> Callable[[F], F]:
     """Return the decorator of every benchmark's options. --quick changes defaults: one repeat, and those in `quick`."""
 
     def set_defaults(ctx: click.Context, _: click.Parameter, is_quick: bool) -> None:  # noqa: FBT001 - click's order
@@ -113,6 +114,7 @@ def bench() -> None:
     alloc     Is it worth reusing memory, or pinning it once?         10 s without a GPU
     transfer  Is copying pinned memory faster, and from what size?  at least 36 s per GPU and NUMA node
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
+    loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
 
     Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
     --quick measures once, which only shows that everything runs. A verdict needs at least five repeats.
@@ -125,6 +127,7 @@ def bench() -> None:
     Examples:
       numapin bench alloc                                what memory costs: 10 s
       numapin bench transfer --quick                     does pinning pay? a smoke test
+      numapin bench loader --cases 38MB --peers torch,numapin-device
       numapin bench overlap --output overlap.json
     """
 
@@ -137,13 +140,13 @@ def bench() -> None:
     show_default="4K to 1G",
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
-@names_option("--peers", transfer_bench.PEERS, about="Kinds of memory")
-@names_option("--directions", list(transfer_bench.Direction), about="To the GPU (h2d), back (d2h), or both at once")
+@_names_option("--peers", transfer_bench.PEERS, about="Kinds of memory")
+@_names_option("--directions", list(transfer_bench.Direction), about="To the GPU (h2d), back (d2h), or both at once")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
 )
-@shared_options(seconds=0.02, sizes=transfer_bench.QUICK_SIZES)
+@_shared_options(seconds=0.02, sizes=transfer_bench.QUICK_SIZES)
 def transfer(
     *,
     sizes: tuple[int, ...],
@@ -151,7 +154,7 @@ def transfer(
     directions: tuple[str, ...],
     gpus: str,
     seconds: float,
-    **shared: Any,  # noqa: ANN401 - as `measure` takes them
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
 ) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
@@ -176,20 +179,20 @@ def transfer(
         nodes=sorted({node.id for node in topology.cpu_nodes} & topology.allowed.nodes),
         no_gpu=machine.no_gpu,
     )
-    measure(benchmark, machine, **shared)
+    _measure(benchmark, machine, **shared)
 
 
 @bench.command(short_help="Allocation, writes and copies of memory.")
 @click.option("--sizes", type=_SIZES, default=alloc_bench.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
-@names_option("--peers", alloc_bench.PEERS, about="Ways to allocate")
+@_names_option("--peers", alloc_bench.PEERS, about="Ways to allocate")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; the median is reported.")
-@shared_options(samples=3, sizes=alloc_bench.QUICK_SIZES)
+@_shared_options(samples=3, sizes=alloc_bench.QUICK_SIZES)
 def alloc(
     *,
     sizes: tuple[int, ...],
     peers: tuple[str, ...],
     samples: int,
-    **shared: Any,  # noqa: ANN401 - as `measure` takes them
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
 ) -> None:
     """Measure the cost of memory: allocation, first write, second write, copy to the GPU.
 
@@ -204,22 +207,22 @@ def alloc(
     require_torch("numapin bench alloc")
     machine = read_machine()
     benchmark = alloc_bench.alloc_benchmark(sizes=sizes, peers=peers, num_samples=samples, no_gpu=machine.no_gpu)
-    measure(benchmark, machine, **shared)
+    _measure(benchmark, machine, **shared)
 
 
 @bench.command(short_help="Loops that load, copy and compute.")
-@names_option("--cases", overlap_bench.STEPS, about="Kinds of steps")
-@names_option("--peers", overlap_bench.PEERS, about="Ways to copy")
+@_names_option("--cases", overlap_bench.STEPS, about="Kinds of steps")
+@_names_option("--peers", overlap_bench.PEERS, about="Ways to copy")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
 )
-@shared_options(seconds=0.1)
+@_shared_options(seconds=0.1)
 def overlap(
     *,
     cases: tuple[str, ...],
     peers: tuple[str, ...],
     seconds: float,
-    **shared: Any,  # noqa: ANN401 - as `measure` takes them
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
 ) -> None:
     """Measure a loop that loads, copies and computes: does pinning help, and is the copy hidden?
 
@@ -234,10 +237,68 @@ def overlap(
     require_torch("numapin bench overlap")
     machine = read_machine()
     benchmark = overlap_bench.overlap_benchmark(steps=cases, peers=peers, seconds=seconds, no_gpu=machine.no_gpu)
-    measure(benchmark, machine, **shared)
+    _measure(benchmark, machine, **shared)
 
 
-def measure(
+@bench.command(short_help="Batches per second of DataLoaders.")
+@_names_option("--cases", loader_bench.CASES, about="Kinds of batches; those with transport need no GPU")
+@_names_option("--peers", loader_bench.PEERS, about="Loaders to compare")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a measuring window in seconds."
+)
+@click.option(
+    "--warm-up", type=click.FloatRange(0), metavar="S", default=2.0, help="Warm-up before each window in seconds."
+)
+@click.option("--batches", type=click.IntRange(1), default=10, help="Minimum number of batches per window.")
+@click.option("--workers", type=click.IntRange(1), help="Workers per loader (default: depends on the case).")
+@click.option(
+    "--prefetch", type=click.IntRange(1), default=loader_bench.PREFETCH, help="Batches that each worker prepares ahead."
+)
+@click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="all: one process per GPU, all at once.")
+@_shared_options(timeout_s=180, seconds=0.5, warm_up=0.5)
+def loader(
+    *,
+    cases: tuple[str, ...],
+    peers: tuple[str, ...],
+    seconds: float,
+    warm_up: float,
+    batches: int,
+    workers: int | None,
+    prefetch: int,
+    gpus: str,
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
+) -> None:
+    """Measure batches per second of numapin.DataLoader and torch's, each in fresh processes.
+
+    Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case
+    with two peers takes a minute or two, all cases with all peers more than half an hour.
+
+    \b
+    Examples:
+      numapin bench loader --quick                    a smoke test
+      numapin bench loader --cases 38MB,1MB           two kinds of batches
+      numapin bench loader --peers torch,numapin-device --repeats 9
+      numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
+      numapin bench loader --output loader.json       all figures, for later
+    """
+    require_torch("numapin bench loader")
+    machine = read_machine()
+    benchmark = loader_bench.loader_benchmark(
+        cases=cases,
+        peers=peers,
+        num_workers=workers,
+        prefetch=prefetch,
+        seconds=seconds,
+        warm_up_s=warm_up,
+        num_batches=batches,
+        all_gpus=gpus == "all",
+        num_gpus=len(machine.gpus),
+        no_gpu=machine.no_gpu,
+    )
+    _measure(benchmark, machine, **shared)
+
+
+def _measure(
     benchmark: Benchmark,
     machine: BenchMachine,
     *,
@@ -245,9 +306,8 @@ def measure(
     timeout: float,
     as_json: bool,
     output: Path | None,
-    program: str = "numapin",
 ) -> None:
-    """Measure, show the report and write the file; `program` is the first word of the command line in the report.
+    """Measure, show the report and write the file.
 
     Raises NumapinError if nothing was measured, and Stopped, with a partial report, if a signal ended the measurement.
     """
@@ -262,7 +322,7 @@ def measure(
         cases = summarize(benchmark, runs)
         return BenchReport(
             benchmark=benchmark.name,
-            command=(program, *without_secrets(sys.argv[1:])),
+            command=("numapin", *without_secrets(sys.argv[1:])),
             machine=machine.to_json(),
             settings={**benchmark.settings, "repeats": repeats, "timeout_s": timeout},
             cases=cases,
@@ -321,7 +381,7 @@ def measure(
     reason = next(filter(None, reasons), "none of these peers fits these cases")
     is_about_gpus = not reason.startswith("failed") and ("GPU" in reason or "CUDA" in reason)
     if is_about_gpus:
-        remedy = "this one runs without a GPU: numapin bench alloc"
+        remedy = "these run without a GPU: numapin bench alloc, bench loader --cases transport"
     else:
         remedy = f"measure something else with --cases and --peers: numapin bench {benchmark.name} --help lists them"
     raise NumapinError(f"nothing was measured: {reason}", remedy)

@@ -63,7 +63,7 @@ _GROUPS: Final = {
     "Measure": {
         "trace": "Profile a script: where each step's time goes, what to change.",
         "compare": "Compare launchers on a script: which is faster, how certain.",
-        "bench": "Measure copies, allocation and overlap.",
+        "bench": "Measure copies, allocation, overlap and DataLoaders.",
     },
     "Clusters": {
         "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",

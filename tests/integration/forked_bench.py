@@ -1,4 +1,4 @@
-"""`numapin` and `bench.loader` whose measuring processes are forks of them, with torch imported, not new processes.
+"""`numapin` whose benchmarks' measuring processes are forks of it, with torch imported, instead of new processes.
 
 Tests of how the measuring processes start use the real command. See launching.py.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import traceback
 import weakref
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from bench.loader import loader
 from tests.integration.forking import CommandLine
 from tests.integration.seam import main, process
 
@@ -49,7 +47,4 @@ class _Subprocess:
 
 if __name__ == "__main__":
     vars(process).update(subprocess=_Subprocess, running_module=str)
-    if sys.argv[2] != "loader":
-        main()
-    del sys.argv[1:3]
-    loader()
+    main()

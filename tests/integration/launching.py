@@ -32,7 +32,7 @@ _COMMANDS = (
     *("numapin.cli.plan", "numapin.cli.verify", "numapin.cli.top", "numapin.cli.attach"),
 )
 _MEASURING = (  # for benchmarks whose measuring processes may be forks
-    *("torch.utils.data", "numapin.cli.bench", "numapin.bench.buffers"),
+    *("torch.utils.data", "numapin.cli.bench", "numapin.bench.buffers", "numapin.bench.loader"),
 )
 _LIMIT_S = 120
 _DEATH_S = 10
@@ -166,7 +166,7 @@ def forked(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
 
 
 def forked_bench(*arguments: str, **changes: str) -> Done:
-    """Run `numapin bench` in a fork, and its measuring processes in forks of that; `loader` is bench.loader's."""
+    """Run `numapin bench` in a fork, and its measuring processes in forks of that; not for benchmarks of launchers."""
     root = Path(__file__).resolve().parents[2]
     return _forked(
         "tests.integration.forked_bench", "bench", *arguments, cwd=root, changes=changes, imported=_MEASURING

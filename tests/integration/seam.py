@@ -10,6 +10,7 @@ from numapin.base.files import write_text_to
 from numapin.base.records import read_record, to_json
 from numapin.base.text import printable
 from numapin.bench import process
+from numapin.bench.loader import CASES
 from numapin.cli import verify
 from numapin.cli.entry import main
 from numapin.cli.main import numapin

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.loading import CASES
 from tests.integration.launching import NUMAPIN, environment, forked_bench
-from tests.integration.seam import proc
+from tests.integration.seam import CASES, proc
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
@@ -23,16 +22,16 @@ pytestmark = pytest.mark.xdist_group("bench")  # so that torch is imported once
 SHORT = ("--repeats", "2", "--seconds", "0.2", "--warm-up", "0", "--batches", "1")
 
 
-def test_loaders_of_the_repository(tmp_path: Path) -> None:
+def test_transport(tmp_path: Path) -> None:
     """The report and the file have both peers' figures of both repeats, the ratio, the machine and the command."""
     path = tmp_path / "loader.json"
-    options = ("--cases", "transport", "--peers", "torch,numapin-transport", *SHORT, "--json", "--output", str(path))
-    done = forked_bench("loader", *options)
+    peers = "torch,numapin-transport"
+    done = forked_bench("loader", "--cases", "transport", "--peers", peers, *SHORT, "--json", "--output", str(path))
     assert done.status == 0, done.err
     report = json.loads(done.out)
     assert report == json.loads(path.read_text())
     assert (report["schema"], report["benchmark"]) == ("numapin.bench/1", "loader")
-    assert report["command"][:3] == ["bench.loader", "--cases", "transport"]
+    assert report["command"][1:3] == ["bench", "loader"]
     assert report["machine"]["versions"]["torch"]
     (case,) = report["cases"]
     torchs, ours = case["peers"]
@@ -65,24 +64,24 @@ def test_alloc() -> None:
 
 
 def test_table_and_what_was_skipped() -> None:
-    """Without a GPU the table shows the peers that run; the reason why others do not and the verdict come last."""
-    options = ("--sizes", "4K", "--peers", "fresh,registered", "--quick")
-    done = forked_bench("alloc", *options, CUDA_VISIBLE_DEVICES="")
+    """Without a GPU the table shows the case that runs; the reason why the other does not and the verdict come last."""
+    done = forked_bench("loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES="")
     assert done.status == 0, done.err
     lines = done.out.splitlines()
-    assert [line.split()[:2] for line in lines if line][2:5] == [["alloc"], ["allocate", "fresh"], ["4", "KiB"]]
-    assert lines[-3].startswith("skipped: page-locked (registered): torch ")
-    assert lines[-1].endswith("cannot tell: pinned-pool and pinned-cold were not both measured")
+    assert [line.split()[0] for line in lines if line][2:5] == ["transport", "peer", "torch"]
+    assert lines[-3].startswith("skipped: 38MB (")
+    assert ": torch " in lines[-3]
+    assert lines[-1].endswith("cannot tell: numapin-device and torch were not both measured")
 
 
-@pytest.mark.parametrize("words", ["transfer", "overlap"])
+@pytest.mark.parametrize("words", ["transfer", "overlap", "loader --cases 38MB --peers torch"])
 def test_without_a_gpu_nothing_is_measured(words: str, tmp_path: Path) -> None:
     """The status is 1, with the reason and the benchmarks that would run; the report is still written."""
     path = tmp_path / "report.json"
     done = forked_bench(*words.split(), "--quick", "--output", str(path), CUDA_VISIBLE_DEVICES="")
     assert done.status == 1
     assert "nothing was measured: torch" in done.err
-    assert "this one runs without a GPU: numapin bench alloc" in done.err
+    assert "numapin bench alloc, bench loader --cases transport" in done.err
     report = json.loads(path.read_text())
     assert all(case["skipped"] for case in report["cases"])
     assert report["settings"]["repeats"] == 1

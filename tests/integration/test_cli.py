@@ -91,7 +91,7 @@ class TestStreams:
 
 HELPS = (
     *("run", "exec", "attach", "topo", "plan", "verify", "top", "doctor", "trace", "compare", "bench", "job"),
-    *("bench transfer", "bench alloc", "bench overlap"),
+    *("bench transfer", "bench alloc", "bench overlap", "bench loader"),
 )
 WITHOUT_TORCH = (
     ["topo"],

@@ -47,6 +47,8 @@ _QUICK: Final = ("--quick", "--repeats", "1", "--timeout", "100")
 
 # Name -> command line. {prints}, {trains}, {steps}, {out}: scripts and a folder elsewhere; {pid}: a process to inspect.
 _COMMANDS: Final = {
+    "bench loader": ("bench", "loader", *_QUICK, "--cases", "transport", "--peers", "numapin-transport",
+                     "--workers", "1", "--seconds", "0.1", "--warm-up", "0"),
     "trace": ("trace", "--quiet", "--nproc-per-node", "1", "--skip", "1", "--steps", "1",
               "--output", "{out}/trace", "{trains}"),
     "compare": ("compare", "--repeats", "1", "--skip", "1", "--steps", "2", "--nproc-per-node", "1",

@@ -175,6 +175,7 @@ WRONG: Final = (
     "bench transfer --sizes 4X",
     "bench overlap --cases all",
     "bench alloc --samples 0",
+    "bench loader --cases x",
     "trace",
     "trace --steps 3",
     "trace --steps 0 train.py",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from numapin.bench import alloc, overlap, process, transfer
+from numapin.bench import alloc, loader, overlap, process, transfer
+from numapin.bench.loader import CASES, InMemory, _warm_up, _window, require_intact
 from numapin.bench.model import (
     Benchmark,
     BenchReport,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import loading
 from tests.recorded.screens import compare
 from tests.unit.bench.seam import (
     Benchmark,
@@ -22,6 +21,7 @@ from tests.unit.bench.seam import (
     Run,
     alloc,
     bench_table,
+    loader,
     overlap,
     parse_sizes,
     summarize,
@@ -47,14 +47,14 @@ BENCHMARKS = {
         steps=tuple(overlap.STEPS), peers=tuple(overlap.PEERS), seconds=1, no_gpu=None
     ),
     "overlap, no GPU": overlap.overlap_benchmark(steps=("between",), peers=("pinned",), seconds=1, no_gpu="none"),
-    "loader, four GPUs, one used": loading.loader_benchmark(**LOADING, num_gpus=4, no_gpu=None),
-    "loader, four GPUs at once": loading.loader_benchmark(
+    "loader, four GPUs, one used": loader.loader_benchmark(**LOADING, num_gpus=4, no_gpu=None),
+    "loader, four GPUs at once": loader.loader_benchmark(
         **LOADING, cases=("38MB",), peers=("torch",), all_gpus=True, num_gpus=4, no_gpu=None
     ),
-    "loader, three workers each": loading.loader_benchmark(
+    "loader, three workers each": loader.loader_benchmark(
         **LOADING, cases=("38MB",), peers=("torch",), num_workers=3, prefetch=5, all_gpus=True, num_gpus=2, no_gpu=None
     ),
-    "loader, no GPU": loading.loader_benchmark(**LOADING, num_gpus=0, no_gpu=None),
+    "loader, no GPU": loader.loader_benchmark(**LOADING, num_gpus=0, no_gpu=None),
 }
 
 

@@ -1,4 +1,4 @@
-"""What the processes of `bench.loader` do: samples that can be recognized, the warm-up, the measured window."""
+"""What the processes of `bench loader` do: samples that can be recognized, the warm-up, the measured window."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from bench import loading
-from bench.loading import CASES, InMemory, _warm_up, _window, require_intact
+from tests.unit.bench.seam import CASES, InMemory, _warm_up, _window, loader, require_intact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +92,7 @@ def test_window_is_long_enough_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> 
         now_s += seconds
 
     clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s / 4)
-    monkeypatch.setattr(loading, "time", clock)
+    monkeypatch.setattr(loader, "time", clock)
     window = _window(lambda: last(0.125), seconds=0, num_batches=7, end=lambda: last(2))
     assert (window.num_batches, window.wall_s, window.cpu_s) == (7, 2.875, 2.875 / 4)
     window = _window(lambda: last(0.125), seconds=1, num_batches=1)

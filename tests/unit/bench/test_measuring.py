@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from bench import loading
-from tests.unit.bench.seam import alloc
+from tests.unit.bench.seam import alloc, loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,9 +46,9 @@ def test_a_loader(peer: str) -> None:
     """A window has its batches per second, bytes and CPU time; numapin's loader also its hits and statistics."""
     made, sizes = Connection(), {"num_workers": 1, "prefetch": 2, "num_ranks": 1, "num_batches": 3}
     times = {"seconds": 0.05, "warm_up_s": 0.0}
-    loading.measure({"case": "gil-transport", "peer": peer, "gpu": None, **sizes, **times}, made)  # type: ignore[arg-type]
+    loader.measure({"case": "gil-transport", "peer": peer, "gpu": None, **sizes, **times}, made)  # type: ignore[arg-type]
     rate = made.figures["batches_per_s"]
-    assert made.figures["gbps"] == pytest.approx(rate * (loading.CASES["1MB"].batch_bytes + 32 * 8) / 1e9)
+    assert made.figures["gbps"] == pytest.approx(rate * (loader.CASES["1MB"].batch_bytes + 32 * 8) / 1e9)
     assert made.figures["num_batches"] >= 3
     assert min(made.figures["first_batch_s"], made.figures["main_cpu_ms"]) > 0
     is_torchs = peer == "torch"

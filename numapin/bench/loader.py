@@ -1,4 +1,4 @@
-"""The cases and peers of `python -m bench.loader`, and what its processes measure."""
+"""`numapin bench loader`: batches per second of numapin's DataLoader and torch's."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def loader_benchmark(
         made.append(Case(name=name, about=case.about + at_once, peers=fit))
     return Benchmark(
         name="loader",
-        module="bench.loading",
+        module="numapin.bench.loader",
         cases=tuple(made),
         comparisons=(
             Comparison(name="ratio", figure="batches_per_s", against="torch"),
