@@ -278,7 +278,7 @@ class TestMarks:
     def test_a_tensor_that_comes_twice_stays_one(self, loop: Loopback, kind: type) -> None:
         """As in any pickle."""
         x = ramp(4 * KIB)
-        batch = lent(loop, kind([x, x]))
+        batch: Any = lent(loop, kind([x, x]))
         assert type(batch) is kind
         assert batch[0] is batch[1]
         assert torch.equal(batch[0], x)
