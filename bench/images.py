@@ -4,8 +4,8 @@
     python -m bench.images --kinds photos
     python -m bench.images --quick                smoke test with a few files, also without a GPU
 
-Needs torchvision. It makes the files itself, and runs the guide's own code. Each repeat runs every pipeline once, and
-the next repeat in the other order. A run starts its workers, trains until what they made ahead is used up, and is timed.
+Needs torchvision. It makes the files, and runs the guide's own code. Each repeat runs every pipeline once, and
+the next repeat in the other order. A run starts its workers, uses up what they made ahead, and is timed then.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_on_the_loader_s_stream(loader: Any, calls: Calls, monkeypatch: pytest.M
 
 def test_an_error_waits_until_its_batch_is_due(loader: Any, calls: Calls) -> None:
     """The batch before the one that failed is delivered, and so are those behind it."""
-    calls.at[5] = lambda: {}["missing"]
+    calls.at[5] = lambda: {"there": 0}["missing"]
     iterator, batches = iter(loader), []
     for number in range(NUM_BATCHES):
         time.sleep(0.01)
