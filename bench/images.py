@@ -4,8 +4,8 @@
     python -m bench.images --kinds photos
     python -m bench.images --quick                smoke test with a few files, also without a GPU
 
-Needs torchvision. It makes the files itself, and runs the guide's own code. Each repeat runs every pipeline once, and
-the next repeat in the other order. A run starts its workers, trains until each has made a batch, and is timed then.
+Needs torchvision. It makes the files, and runs the guide's own code. Each repeat runs every pipeline once, and
+the next repeat in the other order. A run starts its workers, uses up what they made ahead, and is timed then.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class Trainer:
 def measure(kind: str, trainer: Trainer, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Return each pipeline's runs."""
     num_workers = len(os.sched_getaffinity(0))
-    num_steps = 1 if options.quick else num_workers  # each worker makes one batch, and is then timed for another
+    # The first steps take what the workers made while they started: prefetch_factor is 2.
+    num_first, num_timed = (1, 1) if options.quick else (2 * num_workers, num_workers)
     names = [name for name in PIPELINES if name not in KINDS[kind].without]
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +186,7 @@ def measure(kind: str, trainer: Trainer, options: argparse.Namespace) -> dict[st
         pipelines = pipelines_of(paths, trainer.device, num_workers)
         for number in range(options.repeats):
             for name in names[:: -1 if number % 2 else 1]:
-                run = trainer.run(pipelines[name](), num_steps, num_steps)
+                run = trainer.run(pipelines[name](), num_first, num_timed)
                 runs[name].append(run)
                 shown = f"{run['images_per_s']:,.0f} images/s, {run['wait_share']:.0%} in next()"
                 print(f"  {number} {name}: {shown}", flush=True)
