@@ -275,7 +275,7 @@ class TestMarks:
     """A list, tuple or dict of plain tensors is pickled as marks."""
 
     @pytest.mark.parametrize("kind", [list, tuple])
-    def test_a_tensor_that_comes_twice_stays_one(self, loop: Loopback, kind: type) -> None:
+    def test_a_tensor_that_comes_twice_stays_one(self, loop: Loopback, kind: type[Any]) -> None:
         """As in any pickle."""
         x = ramp(4 * KIB)
         batch: Any = lent(loop, kind([x, x]))
