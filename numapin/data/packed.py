@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,8 @@ class PackedBytes:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Return a piece."""
-        first, last = list(pairwise(self.bounds))[index]
-        return torch.from_numpy(self.data[first:last])
+        at = range(len(self))[operator.index(index)]
+        return torch.from_numpy(self.data[self.bounds[at] : self.bounds[at + 1]])
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Yield the pieces."""
@@ -47,17 +48,17 @@ class PackedBytes:
 def pack_bytes(pieces: Sequence[Any]) -> PackedBytes:
     """Return pieces of bytes as one array, in the memory in which the batch will travel.
 
-    Use it in a collate_fn, for files that `device_transform` decodes. A batch of bytes objects would be copied four
-    times on its way, and a tensor would be moved to the GPU, where decoders do not read.
+    Use it in a collate_fn, for files that `device_transform` decodes. Bytes objects in a batch are pickled, and
+    a tensor would be moved to the GPU, where decoders do not read.
 
     Args:
-        pieces: Bytes, or whatever else has a buffer; or one-dimensional uint8 tensors on the host.
+        pieces: Bytes-like objects, or one-dimensional uint8 tensors on the host.
 
     Returns:
         The pieces.
 
     Raises:
-        TypeError: A piece has no buffer.
+        TypeError: A piece is not a bytes-like object.
 
     Example:
         ```python
