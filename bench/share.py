@@ -224,7 +224,8 @@ def main() -> None:
         memory(options.kind, options.num)
         return
     version = sys.version.split()[0]
-    print(f"Python {version}, torch {torch.__version__}, {os.cpu_count()} CPUs, {options.num} entries")
+    num_cpus = len(os.sched_getaffinity(0))
+    print(f"Python {version}, torch {torch.__version__}, {num_cpus} CPUs, {options.num} entries")
     measure = access if options.what == "access" else load
     measure(options.num)
 
