@@ -109,7 +109,7 @@ class BindingRefused(NumapinError):  # noqa: N818 - named after the event, like 
 
 
 class RankError(NumapinError):
-    """A rank failed; the message names it. That of `numapin.spawn` has the traceback of its exception."""
+    """A rank failed; the message names it. From `numapin.spawn`, the message contains the rank's traceback."""
 
 
 class Stopped(NumapinError):  # noqa: N818 - the event, as in BindingRefused

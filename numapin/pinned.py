@@ -1,6 +1,6 @@
 """Page-locked memory on a chosen NUMA node, for user code.
 
-Making it takes 0.2 to 0.5 s per GB. So memory that is freed stays page-locked, and serves a later `empty` of its node,
+Pinning takes 0.3 to 0.5 s per GB. So memory that is freed stays page-locked, and serves a later `empty` of its node,
 in any thread, if it is at most an eighth larger. It goes back to the system after five idle minutes, as far as new
 memory would exceed the `budget` beside it, and with `trim`. The batches of a DataLoader use the loader's slots instead.
 """
@@ -225,7 +225,7 @@ def _pinned_copy(value: object, node: int | None) -> torch.Tensor | None:
 
 
 def serve_torch() -> ExitStack:
-    """Let torch's own code pin memory of `empty` from now on, on the node of the rank or of the current GPU.
+    """Make torch's own code pin memory through `empty`, on the node of the rank or of the current GPU.
 
     - `Tensor.pin_memory` of plain dense CPU memory returns such memory. FSDP2's `CPUOffloadPolicy()` pins parameters
       with it, torch.distributed.checkpoint the copies of a `BlockingAsyncStager` (also as a `FileSystemWriter`) with
@@ -238,7 +238,7 @@ def serve_torch() -> ExitStack:
     in effect, a second call changes nothing.
 
     Returns:
-        The end of it: `.close()`, or the end of a `with` block. Memory that is in use stays as it is.
+        An ExitStack. Closing it, or leaving its `with` block, restores torch; memory in use stays valid.
 
     Example:
         ```python
@@ -407,7 +407,7 @@ def trim() -> int:
     Memory that a device may still be reading is not released yet.
 
     Returns:
-        The number of bytes.
+        The number of bytes released.
 
     Example:
         ```python

@@ -18,7 +18,7 @@ from numapin.base.cpu_set import CpuSet
 
 _SPARE: Final = 8  # a block may be larger than what is asked for by one part in this many
 IDLE_S: Final = 300.0
-"""The longest that a block waits for reuse: registering 10 GB again after that takes 1 % of the time, at most."""
+"""Longest wait for reuse: re-registering 10 GB every 5 min costs 0.9 to 1.7 % of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,8 @@ class StatefulDataLoader(OnPath, _TorchdataLoader[T_co]):
         device_transform: As in `numapin.DataLoader`.
 
     Raises:
-        UsageError: The device, the node, the budget, the cast or the number of threads is invalid. torch's own errors
-            are raised too.
+        UsageError: The device, the node, the budget, the cast, the number of threads or the transform is invalid.
+            torch's own errors are raised too.
         BindingRefused: With `strict`: torch's own loader would be used.
 
     Example:

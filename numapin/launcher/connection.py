@@ -87,8 +87,15 @@ class Connection:
         self._lines, self._rest = deque[bytes](), b""
         self._num_sent = self._num_received = 0
         self.is_greeted = False
-        self.fileno, self.close = opened.fileno, opened.close
         self._write(_UNSIGNED, json.dumps({"numapin": FORMAT, "nonce": self._nonce}))
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for selectors."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
 
     def send(self, kind: str, **fields: int | str | None) -> None:
         """Send a message. If the kernel's buffer is full, the other side has stopped reading: end the connection.

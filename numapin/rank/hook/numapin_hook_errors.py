@@ -33,10 +33,8 @@ _MOST_CHARS_OF_PART = 1 << 13  # of a frame, or of an exception's message
 _MOST_FRAMES = 2000  # the last ones of each exception
 _MOST_COPIED = 1 << 20  # characters of a message that Python's module may copy
 _MOST_TRIES = 3  # a signal handler may raise meanwhile: torch's does when a DataLoader worker has died
-_OUTERMOST_CODE = (
-    "<module>",
-    "_run_module_as_main",
-)  # the outermost code of a script or a module that is still running
+# The outermost code of a script or a module that is still running:
+_OUTERMOST_CODE = ("<module>", "_run_module_as_main")
 
 
 def watch(file: str, folder: str) -> None:
