@@ -102,7 +102,7 @@ def doctor(
       numapin doctor --only driver,ecc,xid --expect gpus=8,idle --fail-on warning
                                               for the prolog of a batch system
 
-    Exit status: 1 if an error is found (see --fail-on), else 0.
+    Exit status: 1 if an error is found (see --fail-on), 3 if the machine cannot be read or numapin fails, else 0.
     """
     if not set(only or NAMES) - set(skip or ()):
         raise UsageError("--skip leaves out each check of --only", "leave one of them out")

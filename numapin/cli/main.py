@@ -19,7 +19,7 @@ from numapin.base.formats import did_you_mean
 from numapin.base.stderr import say
 from numapin.base.text import printable, printable_lines
 from numapin.cli.output import emit, prepare_streams, say_block, say_error
-from numapin.errors import NumapinError, Stopped
+from numapin.errors import MachineError, NumapinError, Stopped
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _STOPPED_BY_SIGINT: Final = 128 + signal.SIGINT
 _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
 """Errors of a write: a full disk or quota, a closed pipe or terminal."""
+
+_JUDGES: Final = frozenset({"verify", "doctor"})
+"""Commands whose status 1 means findings: after an error in numapin itself they end with another status."""
 
 _HELP: Final = re.compile(r"numapin( .*)? --help$")
 _CHOICE: Final = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)")
@@ -155,10 +158,14 @@ def main() -> None:
     except click.Abort:
         _die_of_sigint()
         raise
-    except OSError as error:
-        if error.filename is not None or error.errno not in _WRITE_ERRORS:
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
+            status = _report_unwritten(error)
+        elif not _JUDGES.isdisjoint(sys.argv[1:2]):
+            _show_uncaught(type(error), error, error.__traceback__)
+            status = MachineError.exit_code
+        else:
             raise
-        status = _report_unwritten(error)
     leave(status)
 
 

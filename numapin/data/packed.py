@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -35,7 +35,7 @@ class PackedBytes:
         """Return the number of pieces."""
         return len(self.bounds) - 1
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: SupportsIndex) -> torch.Tensor:
         """Return a piece."""
         at = range(len(self))[operator.index(index)]
         return torch.from_numpy(self.data[self.bounds[at] : self.bounds[at + 1]])

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,21 @@ class TestCaptured:
         done = numapin("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
         assert "\x1b" not in done.out + done.err
         assert max(map(len, done.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(("command", "status"), [("doctor", 3), ("topo", 1)])
+def test_an_error_in_numapin_is_no_finding(command: str, status: int) -> None:
+    """An unexpected exception is shown with its traceback; doctor does not end with 1, which means findings."""
+    program = f"""import sys
+from numapin.cli import {command}, main
+{command}.topology_from = None
+sys.argv = ["numapin", "{command}"]
+main.main()
+"""
+    done = call(sys.executable, "-c", program)
+    assert (done.status, done.out) == (status, "")
+    assert done.err.startswith("Traceback (most recent call last):\n")
+    assert done.err.endswith("TypeError: 'NoneType' object is not callable\n")
 
 
 def test_a_gpu_that_is_not_here() -> None:

@@ -40,6 +40,7 @@ def test_pieces() -> None:
     assert {(piece.dtype, piece.ndim, piece.device.type) for piece in packed} == {(torch.uint8, 1, "cpu")}
     assert packed[3].data_ptr() == packed.data[8:].ctypes.data  # no copy
     assert content(packed[np.int64(-3)]) == b"three"
+    wrong: Any
     for wrong, error in ((slice(3), TypeError), (1.0, TypeError), (5, IndexError), (-6, IndexError)):
         with pytest.raises(error):
             packed[wrong]
