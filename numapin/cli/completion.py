@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 from numapin.base.text import printable
 from numapin.cli.output import emit
@@ -15,16 +15,15 @@ from numapin.cli.output import emit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from click.shell_completion import CompletionItem
+
 _SHELLS: Final = ("bash", "zsh", "fish")
 _QUOTES: Final = "\"'"
 _UNSAFE: Final = re.compile(r"[^\w@%+=:,./~-]")
 _ESCAPED: Final = r"\\\g<0>"
 _LONGEST_HELP: Final = 70
 _SENTENCE_END: Final = re.compile(r"(?<!e\.g)\.(?: |$)|;")
-_PLAIN: Final = "plain"
-_FILE: Final = "file"
-_DIR: Final = "dir"
-_COMMAND: Final = "command"  # the value is the number of the word that begins another program's command line
+_BY_SHELL: Final = ("file", "dir")
 
 
 @click.command()
@@ -67,15 +66,14 @@ def complete_line(shell: str, words: tuple[str, ...]) -> None:
     emit("".join(f"{line}\n" for line in lines))
 
 
-def _lines(found: Sequence[CompletionItem[Any]]) -> Iterator[str]:
+def _lines(found: Candidates) -> Iterator[str]:
     """Yield the lines of candidates, with whole words, as zsh and fish take them."""
-    for item in found:
-        if item.type == _COMMAND:
-            yield f"{_COMMAND}\t{item.value + 1}"
-        elif item.type == _PLAIN:
-            yield f"word\t{printable(item.value)}\t{printable(item.help or '')}"
-        else:
-            yield f"{item.type}\t{item.value}"
+    if found.command_at is not None:
+        yield f"command\t{found.command_at + 1}"
+    for word, description in found.words:
+        yield f"word\t{printable(word)}\t{printable(description)}"
+    if found.files:
+        yield f"{found.files}\t{found.prefix}"
 
 
 def _bash_lines(line: str, breaks: str, typed: Sequence[str]) -> Iterator[str]:
@@ -86,19 +84,18 @@ def _bash_lines(line: str, breaks: str, typed: Sequence[str]) -> Iterator[str]:
     from numapin.cli.main import numapin
 
     words = split_line(line)
+    found = complete(numapin, words[1:])
+    if found.command_at is not None:
+        yield f"command\t{_position(words, found.command_at + 1, typed)}"
     # What bash has completed already: "--bind=" of "--bind=ex".
     ends = [words[-1].rfind(char) + 1 for char in breaks if char not in _QUOTES]
     kept = 0 if typed[-1][:1] in _QUOTES else max(ends, default=0)
-    found = complete(numapin, words[1:])
-    for item in found:
-        if item.type == _COMMAND:
-            yield f"{_COMMAND}\t{_position(words, item.value + 1, typed)}"
-        elif item.type == _PLAIN:
-            yield f"word\t{_UNSAFE.sub(_ESCAPED, printable(item.value[kept:]))}"
-        elif item.type == _FILE and len(found) == 1:
-            yield "default\t"  # readline's own completion of names knows quotes and ~
-        else:
-            yield f"{item.type}\t{words[-1][kept:]}"
+    for word, _ in found.words:
+        yield f"word\t{_UNSAFE.sub(_ESCAPED, printable(word[kept:]))}"
+    if found.files == "file" and not found.words:
+        yield "default\t"  # readline's own completion of names knows quotes and ~
+    elif found.files:
+        yield f"{found.files}\t{words[-1][kept:]}"
 
 
 def split_line(line: str) -> list[str]:
@@ -122,12 +119,25 @@ def _position(words: Sequence[str], begin: int, typed: Sequence[str]) -> int:
     return same[num_before] if num_before < len(same) else len(typed) - 1
 
 
-def complete(group: click.Group, words: Sequence[str]) -> list[CompletionItem[Any]]:
-    """Return the candidates for the last of the words, which follow the program's name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The candidates at the cursor.
 
-    If names of files or folders are valid, too, the last item has that type; its value is the start of the word that
-    precedes a value: "--output=".
+    Attributes:
+        words: Whole words, each with a description or "".
+        files: "file" or "dir", if such names are valid, too.
+        prefix: The start of the word that precedes a value: "--output=".
+        command_at: The number of the word that begins another program's command line; None without one.
     """
+
+    words: tuple[tuple[str, str], ...] = ()
+    files: str = ""
+    prefix: str = ""
+    command_at: int | None = None
+
+
+def complete(group: click.Group, words: Sequence[str]) -> Candidates:
+    """Return the candidates for the last of the words, which follow the program's name."""
     *before, incomplete = words or [""]
     command: click.Command = group
     path, rest = [group.name or ""], list(before)
@@ -142,9 +152,7 @@ def complete(group: click.Group, words: Sequence[str]) -> list[CompletionItem[An
         return _candidates(context, rest, incomplete, begin=len(before) - len(rest))
 
 
-def _candidates(
-    context: click.Context, words: Sequence[str], incomplete: str, *, begin: int
-) -> list[CompletionItem[Any]]:
+def _candidates(context: click.Context, words: Sequence[str], incomplete: str, *, begin: int) -> Candidates:
     """Return the candidates for the incomplete word after the words of one command; `begin` words precede them."""
     command, last = context.command, words[-1] if words else ""
     options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
@@ -166,16 +174,17 @@ def _candidates(
         return _option_names(options, words, incomplete)
     if takes_tail:  # the shell completes the other program's words; a script's are files, as far as numapin can know
         if command.name == "exec" or context.params.get("no_python"):
-            return [CompletionItem(begin + len(words) - len(tail), type=_COMMAND)]
-        return [CompletionItem(f"{name}=" if equals and name.startswith("-") else "", type=_FILE)]
+            return Candidates(command_at=begin + len(words) - len(tail))
+        return Candidates(files="file", prefix=f"{name}=" if equals and name.startswith("-") else "")
     if isinstance(command, click.Group):
-        return command.shell_complete(context, incomplete)
+        items = command.shell_complete(context, incomplete)
+        return Candidates(words=tuple((item.value, item.help or "") for item in items))
     without_value = (each for each, got in zip(arguments, given, strict=True) if each.nargs == -1 or not got)
     argument = next(without_value, None)
-    return [] if argument is None else _values(context, argument, incomplete)
+    return Candidates() if argument is None else _values(context, argument, incomplete)
 
 
-def _option_names(options: Sequence[click.Option], words: Sequence[str], incomplete: str) -> list[CompletionItem[Any]]:
+def _option_names(options: Sequence[click.Option], words: Sequence[str], incomplete: str) -> Candidates:
     """Return the options, except those that were given; spellings with underscores only if one is being typed."""
     typed = {word.partition("=")[0] for word in words}
     named = [
@@ -190,8 +199,8 @@ def _option_names(options: Sequence[click.Option], words: Sequence[str], incompl
         sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
         if len(sentence) > _LONGEST_HELP:
             sentence = f"{sentence[: _LONGEST_HELP - 3].rpartition(' ')[0]}..."
-        found.append(CompletionItem(name, help=sentence))
-    return found
+        found.append((name, sentence))
+    return Candidates(words=tuple(found))
 
 
 def _names_of(option: click.Option) -> tuple[str, ...]:
@@ -199,12 +208,8 @@ def _names_of(option: click.Option) -> tuple[str, ...]:
     return *option.opts, *option.secondary_opts
 
 
-def _values(
-    context: click.Context, parameter: click.Parameter, typed: str, *, prefix: str = ""
-) -> list[CompletionItem[Any]]:
-    """Return the values of a parameter behind the prefix."""
-    found = []
-    for item in parameter.shell_complete(context, typed):
-        value = prefix if item.type in (_FILE, _DIR) else f"{prefix}{item.value}"
-        found.append(CompletionItem(value, type=item.type, help=item.help))
-    return found
+def _values(context: click.Context, parameter: click.Parameter, typed: str, *, prefix: str = "") -> Candidates:
+    items: list[CompletionItem[Any]] = parameter.shell_complete(context, typed)
+    words = [(f"{prefix}{item.value}", item.help or "") for item in items if item.type not in _BY_SHELL]
+    files = [item.type for item in items if item.type in _BY_SHELL]
+    return Candidates(words=tuple(words), files=files[0] if files else "", prefix=prefix)

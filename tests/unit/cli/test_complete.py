@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from click.shell_completion import CompletionItem
 
 from tests.recorded.screens import compare_answers
-from tests.unit.cli.seam import _bash_lines, _lines, complete, numapin, split_line
+from tests.unit.cli.seam import Candidates, _bash_lines, _lines, complete, numapin, split_line
 
 RECORDED: Final = Path(__file__).with_name("completions.txt")
 
@@ -30,7 +29,7 @@ def test_candidates_are_the_recorded_ones() -> None:
 
 def test_descriptions_are_short() -> None:
     """Each option has one visible line, which "e.g." does not end."""
-    found = {item.value: item.help or "" for item in complete(numapin, ["run", "--"])}
+    found = dict(complete(numapin, ["run", "--"]).words)
     assert found["--reserve-cpus"] == "Keep these CPUs free of ranks, e.g. 0-1"
     assert all(0 < len(text) <= 70 and text.isprintable() for text in found.values())
 
@@ -77,5 +76,5 @@ def test_split_line(line: str, words: list[str]) -> None:
 
 def test_hostile_candidates_stay_in_their_line() -> None:
     """A candidate cannot add lines or fields, and bash gets its special characters escaped."""
-    (line,) = _lines([CompletionItem("a\nfile\t/", help="x\ty")])
+    (line,) = _lines(Candidates(words=(("a\nfile\t/", "x\ty"),)))
     assert line == "word\ta\ufffdfile\ufffd/\tx\ufffdy"
