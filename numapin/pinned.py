@@ -257,14 +257,15 @@ def serve_torch() -> ExitStack:
         copy, is_for_cuda = None, device is None or torch.device(device).type == "cuda"
         if is_for_cuda and torch.cuda.is_available() and tensor.numel():
             if driver() is None:
-                warnings.warn("numapin.pinned: libcuda.so.1 cannot be used: torch pins", RuntimeWarning, stacklevel=2)
+                problem = "numapin.pinned: libcuda.so.1 cannot be used: torch pins"
+                warnings.warn(printable(problem), RuntimeWarning, stacklevel=2)
             else:
                 copy = _pinned_copy(tensor, None)
         if copy is None:
             return torchs(tensor) if device is None else torchs(tensor, device)
         return copy
 
-    _replace(torch.Tensor, "pin_memory", pin_memory, serving)
+    _substitute(torch.Tensor, "pin_memory", pin_memory, serving)
     _place_staged(serving)
     return serving
 
@@ -283,7 +284,7 @@ def _place_staged(serving: ExitStack) -> None:
     if not is_known:
         problem = f"torch {torch.__version__} has no {name}.pin_memory(data_ptr, size)"
         problem = f"numapin.pinned: {problem}: what DefaultStager pins stays where torch puts it"
-        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+        warnings.warn(printable(problem), RuntimeWarning, stacklevel=3)
         return
 
     def pin_memory(data_ptr: int, size: int) -> None:
@@ -293,7 +294,7 @@ def _place_staged(serving: ExitStack) -> None:
             _bring(first, (data_ptr + size) // mmap.PAGESIZE * mmap.PAGESIZE - first, home)
         register(data_ptr, size)
 
-    _replace(module, "pin_memory", pin_memory, serving)
+    _substitute(module, "pin_memory", pin_memory, serving)
 
 
 def _bring(address: int, num_bytes: int, home: Locality) -> None:
@@ -308,7 +309,7 @@ def _bring(address: int, num_bytes: int, home: Locality) -> None:
             warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
 
 
-def _replace(owner: object, name: str, value: object, serving: ExitStack) -> None:
+def _substitute(owner: object, name: str, value: object, serving: ExitStack) -> None:
     """Set an attribute until the end."""
     if name in vars(owner):
         serving.callback(setattr, owner, name, getattr(owner, name))
