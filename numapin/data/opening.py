@@ -225,6 +225,8 @@ class Mover:
 
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
+        if parcel.slot is not None:
+            parcel.slot.is_private = True
         is_pinned = parcel.slot is None or parcel.slot.is_settled  # else it is being pinned, and the loop goes on
         if parcel.view and is_pinned and self._num_ahead < _AHEAD:
             try:
@@ -251,7 +253,7 @@ class Mover:
             if not copy.is_done:
                 with self._in_context():
                     self._driver.let_wait(handle, copy.event)
-        return unpack(parcel, storage_at, partial(self._plain_at, parcel.view), self.move, device=self.device)
+        return unpack(parcel, storage_at, partial(self._plain_at, parcel), self.move, device=self.device)
 
     def _loop_stream(self, handle: int) -> torch.cuda.Stream:
         """Return torch's object for the current stream, whose number this is."""
@@ -260,9 +262,13 @@ class Mover:
             stream = self._streams[handle] = torch.cuda.current_stream(self.device)
         return stream
 
-    def _plain_at(self, view: memoryview, start: int, size: int) -> memoryview:
-        lends = self._lends_plain and not is_small(size, len(view))
-        return view[start : start + size] if lends else copied(view, start, size)
+    def _plain_at(self, parcel: Parcel, start: int, size: int) -> memoryview:
+        view = parcel.view
+        if not self._lends_plain or is_small(size, len(view)):
+            return copied(view, start, size)
+        if parcel.slot is not None:
+            parcel.slot.is_private = False  # the user may start copies from it
+        return view[start : start + size]
 
     def move(self, tensor: Any) -> object:  # noqa: ANN401 - or anything else with `to`
         """Return a tensor that torch sent, on the device."""

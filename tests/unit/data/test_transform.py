@@ -50,11 +50,13 @@ class Calls:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.at: dict[int, Callable[[], object]] = {}
+        self.note: Callable[[Any], object] = id
 
     def __call__(self, batch: Any) -> Any:
         """Return what the loop gets: twice the tensor, and the array."""
         number = int(batch[0][0])
         self.numbers.append(number)
+        self.note(batch)
         self.at.get(number, int)()
         return {"x": batch[0] * 2, "array": batch[1]}
 
@@ -202,6 +204,29 @@ def test_large_arrays_stay_in_the_slot(loader: Any) -> None:
     kept = list(loader)
     assert numbers_of(kept) == list(range(NUM_BATCHES))
     assert lies_in_slot(loader, torch.from_numpy(kept[-1]["array"]))
+
+
+def test_the_user_s_own_copies_from_an_array(loader: Any, calls: Calls, fake_cuda: FakeCuda) -> None:
+    """A worker gets no slot back while the GPU may still read an array that the function got and dropped."""
+    places: list[int] = []
+    calls.note = lambda batch: places.append(batch[1].ctypes.data)
+
+    def read_on() -> None:
+        time.sleep(0.05)
+        loader._numapin_path._mover.poll()  # our own copy has ended
+        fake_cuda.hold_events()
+
+    calls.at[0] = read_on
+    iterator = iter(loader)
+    assert numbers_of([next(iterator)]) == [0]
+    next(iterator)
+    pools = loader._numapin_path._pools
+    (slot,) = (slot for pool in pools for slot in pool.slots if 0 <= places[0] - slot.address < slot.num_bytes)
+    assert not slot.is_in_use
+    assert slot.lease is not None  # still held back
+    fake_cuda.pass_events()
+    next(iterator)
+    assert slot.lease is None or places.count(places[0]) > 1
 
 
 @dataclass
