@@ -98,7 +98,7 @@ class LaneIterator(_TorchsIterator):
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         if path.options.device_transform is not None:
-            self._transform = Transform(path.options.device_transform, self._lane.opener, self.apply)
+            self._transform = Transform(path.options.device_transform, self._lane.opener, self.apply, path.notices.warn)
         self._last_s: float | None = None
         pins_in_loop = isinstance(self._lane.opener, Pinner)
         if pins and not pins_in_loop:  # batches are copied, by torch's pin thread, beside the loop

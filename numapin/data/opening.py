@@ -296,8 +296,8 @@ class Mover:
         """Take back an event for which nothing waits."""
         self._driver.recycle(event)
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], event: Event) -> None:
-        """Let the loop's stream wait for an event, and let the memory of tensors that were made before it wait for it.
+    def hand_over(self, storages: Iterable[torch.UntypedStorage], event: Event) -> None:
+        """Let the loop's stream wait for an event, and let the memory that was filled before it wait for that stream.
 
         The event is used up.
         """
@@ -306,10 +306,11 @@ class Mover:
             self._driver.let_wait(handle, event)
         self._driver.recycle(event)
         stream = self._loop_stream(handle)
-        for tensor in tensors:
-            if tensor.device == self._template.device:
-                tensor.record_stream(stream)
-                keep_in_children(tensor.untyped_storage())
+        for storage in storages:
+            if storage.device == self._template.device:
+                keep_in_children(storage)
+                # Not the tensors themselves: torch refuses that for conjugated and nested ones, for example.
+                self._empty(0).set_(storage).record_stream(stream)
 
     def wait_for_loop(self) -> None:
         """Let our stream wait for what the loop's has now."""

@@ -225,8 +225,39 @@ def test_the_user_s_own_copies_from_an_array(loader: Any, calls: Calls, fake_cud
     assert not slot.is_in_use
     assert slot.lease is not None  # still held back
     fake_cuda.pass_events()
-    next(iterator)
-    assert slot.lease is None or places.count(places[0]) > 1
+    assert numbers_of(list(iterator)) == list(range(2, NUM_BATCHES))
+    assert places[0] in places[1:]
+
+
+@pytest.mark.parametrize("num_new", [0, 6])
+def test_memory_that_comes_again(
+    fake_cuda: FakeCuda,
+    num_new: int,  # after which the function returns its buffer
+) -> None:
+    """A function that fills a buffer again is called when its batch is due, and the loop's stream comes before it."""
+    buffer, numbers = torch.empty(LONG, dtype=torch.int64), []
+
+    def fill(batch: Any) -> Any:
+        numbers.append(int(batch[0][0]))
+        return batch[0] * 1 if len(numbers) <= num_new else buffer.copy_(batch[0])
+
+    seen = []
+    with (
+        moving(),
+        numapin.DataLoader(
+            Items(), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=fill
+        ) as loader,
+    ):
+        for batch in loader:
+            time.sleep(0.02)
+            seen.append(int(batch[-1]))
+        first, *others = loader.stats().notes
+    assert "returned memory that it had returned before" in first
+    assert numbers == list(range(NUM_BATCHES))
+    wrong = [number for number in numbers if seen[number] != number]
+    assert wrong in ([], [num_new]) if num_new else not wrong
+    assert bool(others) == bool(num_new and wrong)
+    assert all(f"batch {num_new + 1} filled memory of an earlier batch" in other for other in others)
 
 
 @dataclass
