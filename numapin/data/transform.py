@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import ref
@@ -78,9 +79,8 @@ class Transform:
             self._ahead = parcel
             try:
                 self._result = self._run(self._mover, parcel, number)
-            except BaseException:  # Ctrl-C; a loop that goes on must not get half of a batch
-                self._result = _Result(ExceptionWrapper(where=_where(number)))
-                raise
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C is raised at the next next(); this one has a batch
+                self._result = _Result(error=error)
             if self._comes_again:
                 self._warn(_IS_OVERWRITTEN.format(number))
 
@@ -89,6 +89,8 @@ class Transform:
         if self._mover is None or not isinstance(data, Parcel):  # else opened by torch's pin thread, or an error
             return self._call(self._opener.open(data) if isinstance(data, Parcel) else data, number)
         made = self._take(data)
+        if made is not None and made.error is not None:
+            raise made.error
         if made is None:
             if self._num_made < _NUM_PROBED or self._comes_again:
                 self._mover.wait_for_loop()  # it may still read what the function fills again
@@ -112,7 +114,7 @@ class Transform:
         with mover.on_stream():
             try:
                 value = self._call(mover.open(parcel), number)
-                storages += {tensor.untyped_storage() for tensor in tensors_in(value)}
+                storages += _storages_in(value)
             except Exception:  # noqa: BLE001 - a user's type may raise anything; the loop gets it when the batch is due
                 value = ExceptionWrapper(where=f"while batch {number} was opened")
             event = mover.mark()
@@ -137,14 +139,22 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What the loop gets, or the error; the memory of its tensors; and the event after which it is ready."""
+    """What the loop gets, or an error that was raised when its batch was opened, in a wrapper.
+
+    Attributes:
+        value: Either of them.
+        storages: The memory of its tensors.
+        event: The event after which it is ready; None without one.
+        error: Ctrl-C, or another error that is no Exception, instead of a value.
+    """
 
     value: object = None
     storages: list[torch.UntypedStorage] = field(default_factory=list)
     event: Event | None = None
+    error: BaseException | None = None
 
 
-def finished(options: PathOptions, batch: object, number: int) -> object:
+def move_and_transform(options: PathOptions, batch: object, number: int) -> object:
     """Return a batch that came without slots, on the device and transformed, in the order of the loop's stream."""
     if options.cuda_device is not None:
         batch = put_on(options.cuda_device, batch)
@@ -183,6 +193,14 @@ def _where(number: int) -> str:
     return f"in device_transform of batch {number}"
 
 
+def _storages_in(value: object) -> set[torch.UntypedStorage]:
+    storages = set()
+    for tensor in tensors_in(value):
+        with suppress(NotImplementedError):  # it has none, as on the device "meta" or in MKL-DNN's layout
+            storages.add(tensor.untyped_storage())
+    return storages
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a function may return anything
     """Yield the tensors in a value, in containers and in attributes of objects that are not callable."""
     seen: dict[int, object] = {}  # the objects, too: another one could get the number of one that is gone
@@ -198,7 +216,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a functi
             elif isinstance(value, Sequence | AbstractSet):
                 left += value
             left.append(object.__getstate__(value))  # its attributes: a dict, a tuple with those in slots, or None
-        elif hasattr(value, "__tensor_flatten__"):
+            continue
+        left.append(getattr(value, "__dict__", None))
+        if hasattr(value, "__tensor_flatten__"):
             left += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
         elif value.layout in _PARTS:
             left += [getattr(value, name)() for name in _PARTS[value.layout]]
