@@ -76,10 +76,9 @@ class IdleBlocks:
         return replace(block, num_forks=self.num_forks)
 
     def drop(self, *, num_bytes: float = math.inf, since_s: float = math.inf) -> list[Locked]:
-        """Remove idle blocks, longest idle first, until `num_bytes` are dropped; only those idle since `since_s` or before.
+        """Remove and return idle blocks, longest idle first, until `num_bytes` are dropped.
 
-        Returns:
-            The blocks.
+        Only those are dropped that have been idle since `since_s` or before.
         """
         dropped: list[Locked] = []
         for block, block_since_s in self._since_s.items():

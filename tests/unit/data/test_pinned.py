@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -339,7 +340,7 @@ class TestReuse:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(pinned.weakref, "finalize", interrupt)
+            patch.setattr(weakref, "finalize", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 pinned.empty(PAGE, torch.uint8)
         assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
