@@ -127,9 +127,15 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
             except NumapinError:  # perhaps there is enough without the blocks that wait
                 if not ours.trim():
                     raise
-        view = memoryview(cast("mmap.mmap", locked.memory))[:num_bytes]
-        # When nothing refers to the view any more; at exit the driver releases everything.
-        weakref.finalize(view, ours.add, locked).atexit = False
+        view = None
+        try:
+            view = memoryview(cast("mmap.mmap", locked.memory))[:num_bytes]
+            # When nothing refers to the view any more; at exit the driver releases everything.
+            weakref.finalize(view, ours.add, locked).atexit = False
+        except BaseException:  # Ctrl-C: registered memory must not be unmapped
+            if view is None or not weakref.getweakrefcount(view):
+                ours.add(locked)
+            raise
     for shortfall in shortfalls:
         warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=2)
     return torch.frombuffer(view, dtype=torch.uint8).view(dtype).view(sizes)
@@ -216,7 +222,7 @@ def _pinned_copy(value: object, node: int | None) -> torch.Tensor | None:
 
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type != "cpu":
         return None
-    if value.is_quantized or value.requires_grad:
+    if value.is_quantized or value.requires_grad or value.is_nested:
         return None
     if value.is_pinned():
         return value

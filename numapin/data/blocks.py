@@ -76,7 +76,10 @@ class IdleBlocks:
         return replace(block, num_forks=self.num_forks)
 
     def drop(self, *, num_bytes: float = math.inf, since_s: float = math.inf) -> list[Locked]:
-        """Remove and return the blocks that are idle since this time, but no more than it takes to have this much."""
+        """Remove and return idle blocks, longest idle first, until `num_bytes` are dropped.
+
+        Only those are dropped that have been idle since `since_s` or before.
+        """
         dropped: list[Locked] = []
         for block, block_since_s in self._since_s.items():
             if num_bytes <= 0 or block_since_s > since_s:

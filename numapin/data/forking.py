@@ -142,7 +142,7 @@ def _run_worker(
 
 
 class SharedByte:
-    """An event in shared memory, for what torch does with it; multiprocessing's takes a lock at each look."""
+    """A lock-free multiprocessing.Event; torch's workers look at it for every batch."""
 
     def __init__(self, page: mmap.mmap) -> None:
         """Take a page whose last byte is free."""

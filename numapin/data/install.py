@@ -22,7 +22,7 @@ from numapin.data.casting import cast_batch
 from numapin.data.iterator import LaneIterator, iterator_of
 from numapin.data.path import PathOptions
 from numapin.data.torch_names import _BaseDataLoaderIter
-from numapin.data.transform import finished
+from numapin.data.transform import move_and_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +141,7 @@ def _leave(cls: type[_Loader]) -> None:
         if options is not None and options.casts:
             batches = map(partial(cast_batch, casts=dict(options.casts)), batches)
         if options is not None:
-            batches = map(partial(finished, options), batches, itertools.count())
+            batches = map(partial(move_and_transform, options), batches, itertools.count())
         return batches
 
     cls.__iter__ = __iter__  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ from numapin.data.torch_names import (
     _set_worker_pids,
     _SingleProcessDataLoaderIter,
 )
-from numapin.data.transform import Transform, finished
+from numapin.data.transform import Transform, move_and_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +85,8 @@ class LaneIterator(_TorchsIterator):
     result_queue = ResultQueue
 
     _transform: Transform | None = None
+    _num_failed = 0
+    """The batches of this epoch that were due and came as an error."""
 
     @staticmethod
     def apply(function: Callable[[Any], object], opened: Any) -> object:
@@ -98,7 +100,7 @@ class LaneIterator(_TorchsIterator):
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         if path.options.device_transform is not None:
-            self._transform = Transform(path.options.device_transform, self._lane.opener, self.apply)
+            self._transform = Transform(path.options.device_transform, self._lane.opener, self.apply, path.notices.warn)
         self._last_s: float | None = None
         pins_in_loop = isinstance(self._lane.opener, Pinner)
         if pins and not pins_in_loop:  # batches are copied, by torch's pin thread, beside the loop
@@ -117,7 +119,7 @@ class LaneIterator(_TorchsIterator):
         util.Finalize(self, _end_at_exit, (weakref.ref(self),), exitpriority=10)
 
     def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
-        self._last_s = None
+        self._last_s, self._num_failed = None, 0
         self._path.publish()  # of an epoch that was left early
         super()._reset(loader, *arguments, **options)
         self._lane.opener.restart()
@@ -144,7 +146,7 @@ class LaneIterator(_TorchsIterator):
             raise
         self._lane.results.look_ahead()
         if self._transform is not None:
-            self._transform.prepare(self._next_arrived(), self._num_yielded + 1)
+            self._transform.prepare(self._next_arrived(), self._num_yielded + self._num_failed + 1)
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
         self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s, now_s=now_s)
@@ -219,17 +221,21 @@ class LaneIterator(_TorchsIterator):
             balance.take_back(worker)
 
     def _process_data(self, data: object, worker_idx: int) -> object:
-        # Before the batch is opened, so that an error does not lose a task.
-        data = self._opened(super()._process_data(data, worker_idx))  # type: ignore[no-untyped-call]
-        if isinstance(data, ExceptionWrapper):
-            data.reraise()
+        try:
+            # Before the batch is opened, so that an error does not lose a task.
+            data = self._opened(super()._process_data(data, worker_idx))  # type: ignore[no-untyped-call]
+            if isinstance(data, ExceptionWrapper):
+                data.reraise()
+        except BaseException:  # Ctrl-C, too
+            self._num_failed += 1
+            raise
         return data
 
     def _opened(self, data: object) -> object:
         """Return the batch of a parcel, or of torch's pin thread, as the loop gets it."""
         if self._transform is None:
             return self._lane.opener.open(data) if isinstance(data, Parcel) else data
-        return self._transform.open(data, self._num_yielded)
+        return self._transform.open(data, self._num_yielded + self._num_failed)
 
     def _next_arrived(self) -> object:
         """Return what is due next if it has arrived, such as a parcel; None if it has not."""
@@ -307,22 +313,33 @@ def _end_at_exit(reference: weakref.ref[LaneIterator]) -> None:
         iterator.end_unstarted()
 
 
-class _Finisher:
+class _Moving:
     """The part of an iterator without slots that puts batches on the device and transforms them, in this process."""
 
     _num_yielded: int
 
     def __init__(self, loader: DataLoader[Any], options: PathOptions, *state: object) -> None:
-        self._options = options
+        self._options, self._num_failed = options, 0
         super().__init__(loader, *state)  # type: ignore[call-arg] # torch's or torchdata's
 
+    def _reset(self, *arguments: object, **options: object) -> None:
+        self._num_failed = 0
+        super()._reset(*arguments, **options)  # type: ignore[misc]
+
     def _next_data(self) -> Any:
-        return finished(self._options, super()._next_data(), self._num_yielded)  # type: ignore[misc]
+        try:
+            data = super()._next_data()  # type: ignore[misc]
+            return move_and_transform(self._options, data, self._num_yielded + self._num_failed)
+        except StopIteration:
+            raise
+        except BaseException:  # Ctrl-C, too
+            self._num_failed += 1
+            raise
 
 
 @cache
-def _finishing(theirs: type) -> Callable[..., Any]:
-    return type(theirs.__name__, (_Finisher, theirs), {})  # by their name, which profilers show
+def _moving_class(theirs: type) -> Callable[..., Any]:
+    return type(theirs.__name__, (_Moving, theirs), {})  # by their name, which profilers show
 
 
 def iterator_without_slots(theirs: type, loader: Any, options: PathOptions, *state: object) -> Any:
@@ -333,7 +350,7 @@ def iterator_without_slots(theirs: type, loader: Any, options: PathOptions, *sta
         loader = Changed(loader, pin_memory=False)
     if options.cuda_device is None and options.device_transform is None:
         return theirs(loader, *state)
-    return _finishing(theirs)(loader, options, *state)
+    return _moving_class(theirs)(loader, options, *state)
 
 
 def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:

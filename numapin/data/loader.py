@@ -168,7 +168,8 @@ class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
         device_transform: A function that gets each batch on the device and returns what the loop gets, for example
             uint8 images as normalized floats. It is called in the loop's thread, inside `next()`, once for each batch
             and in their order. With a GPU it runs on the loader's stream, one batch ahead if the next one has arrived:
-            its kernels run beside those of the loop, and the stream that is current at `next()` waits for them. Its
+            its kernels run beside those of the loop, and the stream that is current at `next()` waits for them. Return
+            new tensors: one batch ahead, a buffer that you fill again already holds the next batch. Its
             autocast, inference and gradient modes are those at `next()`. The memory of the tensors that it returns, in
             containers or attributes of objects, is recorded for that stream. On the host, and without workers, it runs
             when the batch is due. Its errors are raised when their batch is due and name its number, counted from 0 in

@@ -225,6 +225,8 @@ class Mover:
 
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
+        if parcel.slot is not None:
+            parcel.slot.is_private = True
         is_pinned = parcel.slot is None or parcel.slot.is_settled  # else it is being pinned, and the loop goes on
         if parcel.view and is_pinned and self._num_ahead < _AHEAD:
             try:
@@ -251,7 +253,7 @@ class Mover:
             if not copy.is_done:
                 with self._in_context():
                     self._driver.let_wait(handle, copy.event)
-        return unpack(parcel, storage_at, partial(self._plain_at, parcel.view), self.move, device=self.device)
+        return unpack(parcel, storage_at, partial(self._plain_at, parcel), self.move, device=self.device)
 
     def _loop_stream(self, handle: int) -> torch.cuda.Stream:
         """Return torch's object for the current stream, whose number this is."""
@@ -260,9 +262,13 @@ class Mover:
             stream = self._streams[handle] = torch.cuda.current_stream(self.device)
         return stream
 
-    def _plain_at(self, view: memoryview, start: int, size: int) -> memoryview:
-        lends = self._lends_plain and not is_small(size, len(view))
-        return view[start : start + size] if lends else copied(view, start, size)
+    def _plain_at(self, parcel: Parcel, start: int, size: int) -> memoryview:
+        view = parcel.view
+        if not self._lends_plain or is_small(size, len(view)):
+            return copied(view, start, size)
+        if parcel.slot is not None:
+            parcel.slot.is_private = False  # the user may start copies from it
+        return view[start : start + size]
 
     def move(self, tensor: Any) -> object:  # noqa: ANN401 - or anything else with `to`
         """Return a tensor that torch sent, on the device."""
@@ -290,8 +296,8 @@ class Mover:
         """Take back an event for which nothing waits."""
         self._driver.recycle(event)
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], event: Event) -> None:
-        """Let the loop's stream wait for an event, and let the memory of tensors that were made before it wait for it.
+    def hand_over(self, storages: Iterable[torch.UntypedStorage], event: Event) -> None:
+        """Let the loop's stream wait for an event, and let the memory that was filled before it wait for that stream.
 
         The event is used up.
         """
@@ -300,10 +306,11 @@ class Mover:
             self._driver.let_wait(handle, event)
         self._driver.recycle(event)
         stream = self._loop_stream(handle)
-        for tensor in tensors:
-            if tensor.device == self._template.device:
-                tensor.record_stream(stream)
-                keep_in_children(tensor.untyped_storage())
+        for storage in storages:
+            if storage.device == self._template.device:
+                keep_in_children(storage)
+                # Not the tensors themselves: torch refuses that for conjugated and nested ones, for example.
+                self._empty(0).set_(storage).record_stream(stream)
 
     def wait_for_loop(self) -> None:
         """Let our stream wait for what the loop's has now."""

@@ -79,6 +79,7 @@ _LONG_PICKLE: Final = 16 << 10  # the pickler's table of objects never shrinks, 
 _PIPE_BYTES: Final = 64 << 10  # what a pipe has room for; longer pickles take many calls to get through it
 _LARGEST_ITEM_BYTES: Final = 16  # so that views of any dtype into the same range are aligned
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle, and a tensor below it is no miss
+_PLAIN_KEYS: Final = frozenset((str, int))
 _MAX_STORAGE_RATIO: Final = 4  # a view's whole storage is sent, so that views share it, unless it is larger than this
 _ARRAY: Final[type | None] = getattr(sys.modules.get("numpy"), "ndarray", None)  # torch imports it if it is there
 _UNCHANGED: Final[Reduced] = NotImplemented  # leaves an object to pickle
@@ -451,6 +452,8 @@ class Packer(ForkingPickler):
         kind = type(batch)
         if kind is not list and kind is not tuple and kind is not dict:
             return batch
+        if kind is dict and not _PLAIN_KEYS.issuperset(map(type, batch)):
+            return batch  # memory of a key would come between the marks
         tensors = list(batch.values() if kind is dict else batch)
         if set(map(type, tensors)) != {torch.Tensor} or self.casts or len(set(map(id, tensors))) < len(tensors):
             return batch

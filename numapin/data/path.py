@@ -349,7 +349,8 @@ class DataPath:
                     )
                 if driver is None:
                     raise UsageError(f"{text}: libcuda.so.1 cannot be used", "see: numapin topo")
-                lends_plain = self.options.device_transform is not None  # which most often drops it at once
+                # A device_transform drops it most often at once. The user's own copies may still read it then.
+                lends_plain = self.options.device_transform is not None and driver.can_record_contexts
                 self._mover = Mover(torch.device("cuda", self.home.device_index), driver, lends_plain=lends_plain)
             return self._mover
         if not pins and not torch.cuda.is_initialized():
@@ -370,7 +371,7 @@ class DataPath:
             locality=self.home.locality,
             device=self.home.device_index if uses_gpu else 0,
             driver=cuda.driver() if isinstance(opener, Mover | Pinner) else None,
-            reader=_reader if isinstance(opener, Lender) else _no_reader,
+            reader=_reader,
             budget_bytes=self._pools.budget_bytes,
             report=self.notices.report_refusal,
             poison=os.environ.get("NUMAPIN_POISON") == "1",
@@ -408,10 +409,6 @@ def _reader() -> cuda.Driver | None:
     driver = cuda.driver() if torch.cuda.is_initialized() else None
     # Without context events only pageable slots are lent, and a copy from them has ended when its call returns.
     return driver if _can_record_contexts(driver) else None
-
-
-def _no_reader() -> None:
-    """Return None: only our own copies read the slots, and they end before a slot is released."""
 
 
 def _can_record_contexts(driver: cuda.Driver | None) -> bool:

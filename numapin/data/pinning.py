@@ -1,4 +1,4 @@
-"""Pin slots, and unpin page-locked memory once no device can be reading it, each on a thread of the process.
+"""Pin slots, and take freed pinned memory back for reuse or release, on background threads.
 
 Importing this brings no torch: `numapin.pinned` works without it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -69,7 +70,8 @@ class ExitLock:
 class Reclaimer:
     """Takes in page-locked memory once no device can be reading it, for reuse or to release it.
 
-    Its daemon thread sleeps while nothing waits for that, but to look for blocks that have been idle for long.
+    Its daemon thread sleeps while nothing waits for that, and looks once a minute for blocks that have been idle for
+    long.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -133,14 +135,15 @@ class Reclaimer:
             del locked  # the last reference, which unmaps: not after the lock is released
 
     def _run(self) -> None:
-        pause_s: float | None = None
+        pause_s, is_waiting = IDLE_S / 5, False
         while True:
             with suppress(Empty):
                 self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to release_unused
             if self.release_unused():
-                pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S)
-            else:
-                pause_s = IDLE_S / 5 if self.idle.num_bytes else None
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_waiting else 0.002
+                is_waiting = True
+            else:  # never without a limit: another thread may have taken in what woke this one
+                pause_s, is_waiting = IDLE_S / 5, False
 
 
 def reclaimer(driver: Driver) -> Reclaimer:
@@ -234,7 +237,7 @@ class Settlement:
             self.drop()
 
     def drop(self) -> None:
-        """Let nobody wait any more; the slot has a reference to this, so this must have none to the slot."""
+        """Wake all waiters and forget the slot, which refers to this."""
         self._settle = None
         self._is_done.set()
 
@@ -251,34 +254,43 @@ class _Settler:
     def __init__(self) -> None:
         self._jobs: deque[Settlement] = deque()
         self._lock = threading.Lock()
-        self._idle = [ExitLock() for _ in range(_NUM_THREADS)]  # of threads that could be started
+        self._idle = [ExitLock() for _ in range(_NUM_THREADS)]  # of threads that do not run
 
     def submit(self, job: Settlement) -> None:
         """Have a job run, the oldest first. If no thread can be started, it runs here."""
         with self._lock:
             self._jobs.append(job)
-            if self._idle:
-                lock = self._idle.pop()
-                try:
-                    threading.Thread(target=self._run, args=(lock,), name="numapin-settle", daemon=True).start()
-                except BaseException as error:  # Ctrl-C, too
-                    self._idle.append(lock)
-                    if not isinstance(error, RuntimeError):
-                        raise
-            if len(self._idle) < _NUM_THREADS:
-                return
-            jobs = list(self._jobs)
-            self._jobs.clear()
-        for each in jobs:
-            each.run()
+        self._serve()
 
     def hurry(self, job: Settlement) -> None:
         """Let a job be the next one, if it has not begun."""
-        with self._lock, suppress(ValueError):
+        with self._lock:
+            if job not in self._jobs:
+                return
             self._jobs.remove(job)
             self._jobs.appendleft(job)
+        self._serve()  # Ctrl-C may have kept the thread that was meant for it from starting
 
-    def _run(self, lock: ExitLock) -> None:
+    def _serve(self) -> None:
+        """Start one more thread if there may be one; run the jobs here if there is none and none can be started."""
+        if not self._idle:
+            return
+        try:
+            threading.Thread(target=self._run, name="numapin-settle", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                if len(self._idle) < _NUM_THREADS:
+                    return
+                jobs = list(self._jobs)
+                self._jobs.clear()
+            for each in jobs:
+                each.run()
+
+    def _run(self) -> None:
+        with self._lock:
+            if not self._idle or not self._jobs:
+                return
+            lock = self._idle.pop()  # here: whoever starts a thread does not know, after Ctrl-C, whether it runs
         while True:
             with self._lock:
                 if not self._jobs:
@@ -286,10 +298,13 @@ class _Settler:
                     return
                 job = self._jobs.popleft()
             with lock as may_work:
-                if may_work:
-                    job.run()
-                else:
-                    job.drop()
+                try:
+                    if may_work:
+                        job.run()
+                    else:
+                        job.drop()
+                except BaseException:  # noqa: BLE001 - a defect: report it, and do the other jobs
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
                 del job  # it may have the last reference to a slot
 
 

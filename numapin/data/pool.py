@@ -165,7 +165,7 @@ class Pool:
             while self._ended:
                 slot = self._ended.popleft().slot
                 # A copy from a pageable slot has read it when its call returns.
-                if slot.pinned_on is None or self.spec.reader() is None:
+                if slot.is_private or slot.pinned_on is None or self.spec.reader() is None:
                     self._take_back(slot)
                 else:
                     self.quarantine.admit(slot)

@@ -320,8 +320,10 @@ class ResultQueue(Channel):
         if head is not None:
             try:
                 self._results.append((head.number, self._accept(head, body)))
-            except Exception:  # noqa: BLE001 - torch raises it when the batch is due: no other batch is lost
+            except BaseException as error:  # torch raises it when the batch is due: no other batch is lost
                 self._results.append((head.number, ExceptionWrapper(where="while a batch was taken in")))
+                if not isinstance(error, Exception):  # Ctrl-C
+                    raise
         else:
             self._results.append(body)
 

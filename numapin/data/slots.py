@@ -100,6 +100,7 @@ class Slot:
         fd: The descriptor with which the worker's successor gets the memory. None: the slot is not used again.
         num_bytes: The size.
         worker: The number of the worker that made it. Only this one, or its successor, writes to it.
+        is_private: Whether only our own copies read what was lent. They refer to it until they have ended.
         is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
         is_inherited: Whether a child that was forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
@@ -114,6 +115,7 @@ class Slot:
     address: int
     owner: torch.Tensor
     worker: int
+    is_private: bool = False
     is_unkept: bool = False
     is_settled: bool = False
     settlement: Settlement | None = None
@@ -141,6 +143,7 @@ class Slot:
     def lend(self, num_bytes: int, note_end: Callable[[Lease], None]) -> memoryview:
         """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""
         window = memory.window(self.address, self.num_bytes, owner=self.owner)
+        self.is_private = False
         self.watch(window, note_end)
         return memory.view_of(window)[:num_bytes]
 

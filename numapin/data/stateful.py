@@ -94,6 +94,7 @@ class _StatefulLane:
         return function(batch), sealed
 
     _lane: Lane
+    _num_failed: int
     _task_info: dict[int, tuple[Any, ...]]
 
     def __next__(self) -> object:
@@ -127,4 +128,8 @@ class _StatefulLane:
         if not isinstance(data, ExceptionWrapper):
             data, sealed = data  # a tuple, or a list, which torch's pin thread may make of it
             state = pickle.loads(sealed)  # noqa: S301 - from our own worker
-        return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]
+        try:
+            return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]
+        except BaseException:  # Ctrl-C, too
+            self._num_failed += 1
+            raise

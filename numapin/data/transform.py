@@ -1,14 +1,18 @@
 """`device_transform`: the user's function, which gets each batch on the device and returns what the loop gets.
 
 It runs in the loop's thread, inside `next()`, so that autocast, inference and gradient mode, the default device and
-Ctrl-C are the loop's own. On a GPU it runs on the loader's stream, one batch ahead of the loop and in the loop's order.
+Ctrl-C are the loop's own. On a GPU it runs on the loader's stream, one batch ahead of the loop and in the loop's order,
+so it has to return new tensors: one batch ahead, a buffer that it fills again already holds the next batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import ref
 
 import torch
 
@@ -35,17 +39,26 @@ _PARTS: Final = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 """The methods that return the memory of tensors which have none of their own."""
+_NUM_PROBED: Final = 2  # results of an iterator that are made when they are due, to see whether memory comes again
+_CAME_AGAIN: Final = (
+    "device_transform returned memory that it had returned before, so it is not called ahead of the loop any more; "
+    "have it return new tensors, e.g. tensor.clone()"
+)
+_IS_OVERWRITTEN: Final = "device_transform of batch {} filled memory of an earlier batch, whose values may be wrong now"
 
 
 class Transform:
     """A user's function, applied to the batches of one iterator."""
 
-    def __init__(self, function: Function, opener: Copier | Mover, apply: Apply) -> None:
+    def __init__(self, function: Function, opener: Copier | Mover, apply: Apply, warn: Callable[[str], None]) -> None:
         """Take how the function is applied to what the opener returns, which may hold more than the batch."""
-        self._function, self._opener, self._apply = function, opener, apply
+        self._function, self._opener, self._apply, self._warn = function, opener, apply, warn
         self._mover = opener if isinstance(opener, Mover) else None
         self._ahead: Parcel | None = None  # its result:
-        self._result: tuple[object, Event | None] = None, None
+        self._result = _Result()
+        self._num_made = 0
+        self._returned: set[ref[torch.UntypedStorage]] = set()  # memory of results that is still there
+        self._comes_again = False
 
     def restart(self) -> None:
         """Begin an epoch: what the loop has enqueued before comes before the function's work."""
@@ -59,43 +72,63 @@ class Transform:
 
     def prepare(self, parcel: object, number: int) -> None:
         """Make the result of the batch that is due next; on the host, where nothing is gained by that, do nothing."""
-        if self._mover is None or not isinstance(parcel, Parcel):
+        if self._mover is None or not isinstance(parcel, Parcel) or self._num_made < _NUM_PROBED or self._comes_again:
             return
         # A slot that is being pinned is waited for when its batch is due, and not before.
         if parcel.begun is not None or parcel.slot is None or parcel.slot.is_settled:
             self._ahead = parcel
             try:
                 self._result = self._run(self._mover, parcel, number)
-            except BaseException:  # Ctrl-C; a loop that goes on must not get half of a batch
-                self._result = ExceptionWrapper(where=_where(number)), None
-                raise
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C is raised at the next next(); this one has a batch
+                self._result = _Result(error=error)
+            if self._comes_again:
+                self._warn(_IS_OVERWRITTEN.format(number))
 
     def open(self, data: object, number: int) -> object:
         """Return the result of a batch that is due, or the error, for use by the current stream."""
         if self._mover is None or not isinstance(data, Parcel):  # else opened by torch's pin thread, or an error
             return self._call(self._opener.open(data) if isinstance(data, Parcel) else data, number)
-        result, event = self._take(data) or self._run(self._mover, data, number)
-        if event is not None:
-            self._mover.hand_over(tensors_in(result), event)
-        return result
+        made = self._take(data)
+        if made is not None and made.error is not None:
+            raise made.error
+        if made is None:
+            if self._num_made < _NUM_PROBED or self._comes_again:
+                self._mover.wait_for_loop()  # it may still read what the function fills again
+            made = self._run(self._mover, data, number)
+        if made.event is not None:
+            self._mover.hand_over(made.storages, made.event)
+        return made.value
 
-    def _take(self, parcel: Parcel | None) -> tuple[object, Event | None] | None:
+    def _take(self, parcel: Parcel | None) -> _Result | None:
         """Return and forget the result that was made ahead; None if it is not this batch's."""
         ahead, result = self._ahead, self._result
-        self._ahead, self._result = None, (None, None)
+        self._ahead, self._result = None, _Result()
         if ahead is not None and ahead is parcel:
             return result
-        if result[1] is not None and self._mover is not None:
-            self._mover.recycle(result[1])
+        if result.event is not None and self._mover is not None:
+            self._mover.recycle(result.event)
         return None
 
-    def _run(self, mover: Mover, parcel: Parcel, number: int) -> tuple[object, Event | None]:
+    def _run(self, mover: Mover, parcel: Parcel, number: int) -> _Result:
+        storages: list[torch.UntypedStorage] = []
         with mover.on_stream():
             try:
-                result = self._call(mover.open(parcel), number)
+                value = self._call(mover.open(parcel), number)
+                storages += _storages_in(value)
             except Exception:  # noqa: BLE001 - a user's type may raise anything; the loop gets it when the batch is due
-                result = ExceptionWrapper(where=f"while batch {number} was opened")
-            return result, mover.mark()
+                value = ExceptionWrapper(where=f"while batch {number} was opened")
+            event = mover.mark()
+        self._note(storages)
+        return _Result(value, storages, event)
+
+    def _note(self, storages: list[torch.UntypedStorage]) -> None:
+        """Notice a function that fills memory again: called ahead, it would overwrite the loop's batch."""
+        self._num_made += 1
+        found = {ref(storage, self._returned.discard) for storage in storages}
+        if not self._comes_again and not self._returned.isdisjoint(found):
+            self._comes_again = True
+            self._warn(_CAME_AGAIN)
+        self._returned |= found
 
     def _call(self, opened: object, number: int) -> object:
         """Return what the function makes of a batch, or its error."""
@@ -104,7 +137,24 @@ class Transform:
         return self._apply(lambda batch: transformed(self._function, batch, number), opened)
 
 
-def finished(options: PathOptions, batch: object, number: int) -> object:
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What the loop gets, or an error that was raised when its batch was opened, in a wrapper.
+
+    Attributes:
+        value: Either of them.
+        storages: The memory of its tensors.
+        event: The event after which it is ready; None without one.
+        error: Ctrl-C, or another error that is no Exception, instead of a value.
+    """
+
+    value: object = None
+    storages: list[torch.UntypedStorage] = field(default_factory=list)
+    event: Event | None = None
+    error: BaseException | None = None
+
+
+def move_and_transform(options: PathOptions, batch: object, number: int) -> object:
     """Return a batch that came without slots, on the device and transformed, in the order of the loop's stream."""
     if options.cuda_device is not None:
         batch = put_on(options.cuda_device, batch)
@@ -143,6 +193,14 @@ def _where(number: int) -> str:
     return f"in device_transform of batch {number}"
 
 
+def _storages_in(value: object) -> set[torch.UntypedStorage]:
+    storages = set()
+    for tensor in tensors_in(value):
+        with suppress(NotImplementedError):  # it has none, as on the device "meta" or in MKL-DNN's layout
+            storages.add(tensor.untyped_storage())
+    return storages
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a function may return anything
     """Yield the tensors in a value, in containers and in attributes of objects that are not callable."""
     seen: dict[int, object] = {}  # the objects, too: another one could get the number of one that is gone
@@ -158,7 +216,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a functi
             elif isinstance(value, Sequence | AbstractSet):
                 left += value
             left.append(object.__getstate__(value))  # its attributes: a dict, a tuple with those in slots, or None
-        elif hasattr(value, "__tensor_flatten__"):
+            continue
+        left.append(getattr(value, "__dict__", None))
+        if hasattr(value, "__tensor_flatten__"):
             left += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
         elif value.layout in _PARTS:
             left += [getattr(value, name)() for name in _PARTS[value.layout]]

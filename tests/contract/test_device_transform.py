@@ -58,6 +58,13 @@ def fails_at_3(batch: Any) -> Any:
     return batch
 
 
+def fails_at_3_and_5(batch: Any) -> Any:
+    """Return the batch; fail for the fourth and the sixth one."""
+    if batch[1][0] in (6, 10):
+        raise ArithmeticError("not this one")
+    return batch
+
+
 @pytest.fixture(params=["DataLoader", "StatefulDataLoader"])
 def each_class(request: pytest.FixtureRequest) -> Any:
     """Give numapin's two loaders."""
@@ -121,18 +128,20 @@ def test_calls(each_class: Any, num_workers: int) -> None:
 def test_errors(each_class: Any, options: dict[str, Any]) -> None:
     """An error is raised when its batch is due, with its type and the batch's number; the other batches come."""
     loader = each_class(
-        Pairs(), 2, device_transform=fails_at_3, persistent_workers=options["num_workers"] > 0, **options
+        Pairs(), 2, device_transform=fails_at_3_and_5, persistent_workers=options["num_workers"] > 0, **options
     )
     for _ in range(2):
         iterator, numbers = iter(loader), []
         for number in range(NUM_BATCHES):
-            if number == 3:
-                with pytest.raises(ArithmeticError, match=r"(?s)device_transform of batch 3.*not this one") as caught:
+            if number in (3, 5):
+                with pytest.raises(
+                    ArithmeticError, match=rf"(?s)device_transform of batch {number}.*not this one"
+                ) as caught:
                     next(iterator)
-                assert "in fails_at_3" in str(caught.value)  # the user's line
+                assert "in fails_at_3_and_5" in str(caught.value)  # the user's line
             else:
                 numbers += next(iterator)[1].tolist()
-        assert numbers == [0, 1, 2, 3, 4, 5, *range(8, 2 * NUM_BATCHES)]
+        assert numbers == [0, 1, 2, 3, 4, 5, 8, 9, *range(12, 2 * NUM_BATCHES)]
         assert next(iterator, None) is None
     loader.close()
 

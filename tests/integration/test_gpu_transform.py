@@ -184,6 +184,42 @@ def test_modes_of_the_loop() -> None:
     assert seen[-1] == (False, True)
 
 
+@pytest.mark.filterwarnings("ignore:.*(quantize|nested)")
+def test_tensors_of_which_torch_records_no_stream() -> None:
+    """Conjugated, negated, nested and quantized tensors are handed over like any other."""
+
+    def make(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        values = batch[:, :8].float()
+        lazy = torch.complex(values, values).conj()
+        nested = torch.nested.nested_tensor([values[0], values[1, :4]])
+        return {
+            "conjugated": lazy,
+            "negated": lazy.imag,
+            "nested": nested,
+            "quantized": torch.quantize_per_tensor(values, 1.0, 0, torch.qint32),
+        }
+
+    for number, batch in enumerate(loader_of(make)):
+        first = number * BATCH
+        assert complex(batch["conjugated"][0, 0].resolve_conj()) == complex(first, -first)
+        assert float(batch["negated"][0, 0]) == -first
+        assert float(batch["nested"].unbind()[1][0]) == first + 1
+        assert float(batch["quantized"].dequantize()[0, 0]) == first
+    assert number == NUM_BATCHES - 1
+
+
+def test_a_buffer_that_is_filled_again() -> None:
+    """A function that returns its own buffer is not called ahead, and its kernels wait for the loop's."""
+    buffer, seen = torch.zeros((BATCH, MIB // 4), dtype=torch.int32, device="cuda"), room()
+    loader = loader_of(lambda batch: torch.mul(batch, 2, out=buffer))
+    for target, batch in zip(seen, loader, strict=True):
+        time.sleep(0.02)
+        cuda._sleep(CYCLES // 4)
+        target.copy_(batch)
+    assert wrong_among(seen) == []
+    assert "returned memory that it had returned before" in loader.stats().notes[0]
+
+
 def test_errors_and_an_early_end() -> None:
     """Out of memory and any other error name their batch; the batches around it come, and none is lost."""
 

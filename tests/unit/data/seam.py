@@ -19,7 +19,7 @@ from numapin.data.path import DataPath, PathOptions
 from numapin.data.pinning import Settlement, Settling, _Settler, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden
 from numapin.data.quarantine import Quarantine, capture_lock, is_capturing, watch_captures
-from numapin.data.queues import Channel, TaskQueue
+from numapin.data.queues import Channel, ResultQueue, TaskQueue
 from numapin.data.slots import FreeSlots, RecentSizes, Slot, capacity_for, map_memfd
 from numapin.data.stats import Counts, Stats, share_on
 from numapin.data.transform import tensors_in

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.unit.data.seam import NO_GRANT, Channel, Grant, TaskQueue, packing
+from tests.unit.data.seam import NO_GRANT, Channel, Grant, ResultQueue, TaskQueue, message_encode, packing
+from tests.unit.data.test_packing import HEAD
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -304,3 +305,17 @@ def test_a_task_that_cannot_be_sent_takes_no_slot() -> None:
         assert not granted
         queue.put((5, [1]))
         assert len(granted) == 1
+
+
+def test_ctrl_c_while_a_batch_is_taken_in() -> None:
+    """It is raised at once. A loop that goes on gets an error for this batch, and does not wait for it."""
+
+    def interrupt(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    with closing(ResultQueue(interrupt)) as results:
+        results.send(message_encode(HEAD, b""))
+        with pytest.raises(KeyboardInterrupt):
+            results.get(WAIT_S)
+        number, error = results.get(0)
+    assert (number, type(error).__name__) == (HEAD.number, "ExceptionWrapper")

@@ -288,6 +288,14 @@ class TestMarks:
         batch = lent(loop, {"y": ramp(KIB), 3: ramp(2 * KIB), ("a", None): ramp(3 * KIB)})
         assert [(key, len(value) // KIB) for key, value in batch.items()] == [("y", 1), (3, 2), (("a", None), 3)]
 
+    def test_keys_with_memory(self, loop: Loopback) -> None:
+        """Tensors in keys and in values keep their places."""
+        batch = lent(loop, {("a", ramp(KIB)): ramp(2 * KIB), ("b", ramp(3 * KIB)): ramp(4 * KIB)})
+        assert [(key[0], len(key[1]) // KIB, len(value) // KIB) for key, value in batch.items()] == [
+            ("a", 1, 2),
+            ("b", 3, 4),
+        ]
+
     def test_what_cannot_be_in_the_slot_counts_once(self, loop: Loopback) -> None:
         """One tensor of a batch is in shared memory, which torch sends; the batch is then pickled as any other."""
         head, _body = loop.post([ramp(4 * KIB), ramp(8 * KIB).share_memory_()])

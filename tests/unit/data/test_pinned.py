@@ -7,8 +7,10 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -318,6 +320,31 @@ class TestReuse:
         assert gpu.registered_bytes() == PAGE or time.monotonic() >= began_s + 1
         assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
         assert time.monotonic() >= began_s + 1
+
+    def test_another_thread_took_it_in(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Our thread releases it after a while, though nothing was left to wake it."""
+        monkeypatch.setattr(pinning, "IDLE_S", 0.5)
+        driver = cuda.driver()
+        assert driver is not None
+        ours = pinning.Reclaimer(driver)
+        time.sleep(0.05)  # its thread waits
+        address = freed(PAGE)
+        (block,) = reclaimer(driver).idle.drop()
+        assert ours.idle.add(replace(block, num_forks=ours.idle.num_forks))
+        assert wait_until(lambda: not gpu.is_registered(address), limit_s=10)
+
+    def test_ctrl_c_while_it_is_handed_out(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The block waits for reuse again."""
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(weakref, "finalize", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                pinned.empty(PAGE, torch.uint8)
+        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
+        assert gpu.registered_bytes() == PAGE
 
     def test_the_budget_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Idle bytes are part of the pinned ones."""

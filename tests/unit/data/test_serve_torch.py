@@ -77,6 +77,14 @@ class TestPinMemory:
             assert source.pin_memory() is source
         assert len(torchs) == 1
 
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_nested_tensors_are_torchs(self, torchs: list[torch.Tensor]) -> None:
+        """Their memory has no shape of its own."""
+        source = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+        with pinned.serve_torch():
+            assert source.pin_memory() is source
+        assert len(torchs) == 1
+
     def test_without_the_driver(self, torchs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
         """Where CUDA's driver cannot be used, e.g. on an AMD GPU, torch pins, and a warning says so."""
         monkeypatch.setattr(pinned, "driver", lambda: None)

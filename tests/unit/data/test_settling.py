@@ -131,7 +131,6 @@ class TestPinning:
         with loopback(**gpu()) as loop:
             kept = lent(loop, torch.zeros(64 * PAGE, dtype=torch.uint8))
             small = lent(loop, BATCH)
-            assert held_bytes(loop.pool) == 65 * PAGE
             del kept, small
             loop.settle()
             assert held_bytes(loop.pool) == fake_cuda.registered_bytes() == 2 * 64 * PAGE
@@ -419,6 +418,39 @@ class TestThread:
         assert done == [1, 2]
         assert not settler._jobs
 
+    def test_a_defect_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is reported as any error in a thread, and the jobs behind it are done."""
+        settler, done, reported = _Settler(), [], []
+        monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
+
+        def fail() -> None:
+            raise SystemError
+
+        for job in (fail, fail, fail, lambda: done.append(4)):
+            settler.submit(Settlement(job))
+        assert wait_until_ended(settler)
+        assert (done, reported) == ([4], [SystemError] * 3)
+
+    @pytest.mark.parametrize("has_begun", [True, False])
+    def test_ctrl_c_while_a_thread_is_started(self, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
+        """The loop may wait for the job all the same, and there are no more threads than two afterwards."""
+        settler, start, done = _Settler(), threading.Thread.start, []
+        monkeypatch.setattr(pinning, "_settler", lambda: settler)
+
+        def interrupted(thread: threading.Thread) -> None:
+            if has_begun:
+                start(thread)
+            raise KeyboardInterrupt
+
+        job = Settlement(lambda: done.append(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                settler.submit(job)
+        job.finish()
+        assert wait_until_ended(settler)
+        assert (done, len(set(settler._idle))) == ([1], 2)
+
     def test_a_forked_child_has_its_own(self) -> None:
         """The parent's thread does not exist there."""
         assert pinning._settler_of(1) is not pinning._settler_of(2)
@@ -432,7 +464,7 @@ def make_slot() -> Slot:
 
 def wait_until_ended(settler: _Settler) -> bool:
     """Return whether a settler's threads end in time."""
-    return wait_until(lambda: len(settler._idle) == 2, limit_s=WAIT_S)
+    return wait_until(lambda: len(settler._idle) == 2 and not settler._jobs, limit_s=WAIT_S)
 
 
 def _next_job() -> Settlement | None:
