@@ -241,6 +241,65 @@ class Calls(Dataset[int]):
         return 0
 
 
+class Views(Dataset[tuple[Any, Any]]):
+    """A data set whose items are views of shared data."""
+
+    def __init__(self, shared: Any) -> None:
+        self.shared = shared
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return a row of the tensor, and one of the array."""
+        return self.shared["tensor"][index], self.shared["array"][index]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_sends_views(method: str) -> None:
+    """Items that are views of shared data arrive as copies, which do not contain the rest of the data."""
+    rows = np.arange(4 << 16).reshape(4, -1)
+    views = Views(numapin.share({"tensor": torch.from_numpy(rows), "array": rows}))
+    loader = DataLoader(
+        views, batch_size=None, collate_fn=tuple, num_workers=1, timeout=60, multiprocessing_context=method
+    )
+    for index, (tensor, array) in enumerate(loader):
+        assert np.array_equal(array, rows[index])
+        assert torch.equal(tensor, torch.from_numpy(rows[index]))
+        assert tensor.untyped_storage().nbytes() == rows[index].nbytes
+
+
+class Particular:
+    """An object whose state is a list, and that takes nothing else."""
+
+    def __init__(self) -> None:
+        self.numbers = list(range(5000))
+
+    def __getstate__(self) -> list[int]:
+        """Return the numbers."""
+        return self.numbers
+
+    def __setstate__(self, state: list[int]) -> None:
+        """Take the numbers."""
+        assert type(state) is list
+        self.numbers = state
+
+
+def test_states_of_objects_keep_their_type() -> None:
+    """Objects that are restored from a long list or dict get one: arrays of objects, and classes that insist on it."""
+    mixed = np.array([None, "text", 3] * 1000, dtype=object)
+    records = np.array([("a", None)] * 2000, dtype=[("name", "U3"), ("value", "O")])
+    many = Point(1, 2), Images()
+    many[1].__dict__.update((f"a{number}", number) for number in range(2000))
+    shared = numapin.share({"mixed": mixed, "records": records, "particular": Particular(), "many": many})
+    assert np.array_equal(shared["mixed"], mixed)
+    assert np.array_equal(shared["records"], records)
+    assert shared["particular"].numbers == list(range(5000))
+    assert shared["many"][1].a1999 == 1999
+    assert repr(shared["many"][1].samples) == "<numapin.share: list of 20000 entries>"
+
+
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "a long text": (lambda: numapin.share("x" * (1 << 20)), "a text of 1048576 characters", "encoded bytes"),
     "keys": (lambda: numapin.share({object(): 1}), "a key is of type object", "text or numbers"),
