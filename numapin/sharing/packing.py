@@ -46,6 +46,8 @@ def pack(data: object, draft: Unsealed) -> None:
         problem = f"a text of {len(data)} characters cannot be shared: Python copies it into each process"
         raise UsageError(problem, "share its encoded bytes, or a list of its lines")
     writer = Writer(draft)
+    if isinstance(data, memoryview) and not data.contiguous:
+        data = data.tobytes()
     if type(data) in (bytes, bytearray, memoryview):
         data = pickle.PickleBuffer(data)  # type: ignore[arg-type] # one of these three
     writer.outermost = data
@@ -177,5 +179,7 @@ def hash_of(key: object) -> int:
     if isinstance(key, tuple):
         return hash(tuple(map(hash_of, key))) % (1 << 64)
     if isinstance(key, Number):
+        if key != key:  # noqa: PLR0124 - NaN, which no key that is read is equal to
+            raise TypeError("a key is NaN")
         return hash(key) % (1 << 64)
     raise TypeError(f"a key is of type {type(key).__name__}")

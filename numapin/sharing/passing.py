@@ -1,7 +1,8 @@
 """Pass shared arrays and tensors to new processes of multiprocessing without copying them.
 
 A new process that is not forked gets its arguments as a pickle, which would contain a copy of each array. What
-processes send each other later, such as batches, is copied: a descriptor of the memory can only be passed at their start.
+processes send each other later, such as batches, is copied: a descriptor of the memory can be passed only at their
+start.
 """
 
 from __future__ import annotations
