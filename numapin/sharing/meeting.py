@@ -79,7 +79,8 @@ def find_seat(environ: Mapping[str, str]) -> Seat:
         # ranks as this one, and RANK is ordered by host.
         names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
         rank, world, host, num_hosts = (parse_count(environ.get(name, "")) for name in names)
-        if None not in (rank, num_hosts) and world == task.size * num_hosts and rank // task.size == host:
+        is_even = num_hosts is not None and world == task.size * num_hosts
+        if rank is not None and is_even and rank // task.size == host:
             return Seat(rank % task.size, task.size)
     return Seat(task.rank, task.size)
 

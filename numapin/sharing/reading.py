@@ -74,19 +74,25 @@ class SharedList(Sequence[Any]):
 class _Items(ItemsView[Any, Any]):
     """The items of a dict; iteration looks up no key."""
 
+    def __init__(self, shared: SharedDict) -> None:
+        super().__init__(shared)
+        self._shared = shared
+
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """Yield the items in the order of the keys."""
-        shared: Any = self._mapping
-        return zip(shared, shared.entries, strict=True)
+        return zip(self._shared, self._shared.entries, strict=True)
 
 
 class _Values(ValuesView[Any]):
     """The values of a dict; iteration looks up no key."""
 
+    def __init__(self, shared: SharedDict) -> None:
+        super().__init__(shared)
+        self._shared = shared
+
     def __iter__(self) -> Iterator[Any]:
         """Yield the values in the order of the keys."""
-        shared: Any = self._mapping
-        return iter(shared.entries)
+        return iter(self._shared.entries)
 
 
 class SharedDict(Mapping[Any, Any]):

@@ -149,7 +149,8 @@ except ValueError:
 def test_threads_of_a_torch_that_was_imported_before(former: int, now: int, of_user: str, tmp_path: Path) -> None:
     """A late binding lowers torch's number of threads to the process's share, unless the user has set a variable."""
     text = f"torch.set_num_threads({former})\ntorch.cuda.set_device(0)\nprint(torch.get_num_threads())"
-    ran = run(tmp_path, text, **({f"{of_user}_NUM_THREADS": "9"} if of_user else {"OMP_NUM_THREADS": ""}))
+    omp, mkl = ("9" if of_user == name else "" for name in ("OMP", "MKL"))
+    ran = run(tmp_path, text, OMP_NUM_THREADS=omp, MKL_NUM_THREADS=mkl)
     assert ran.lines == [str(now)], ran.err
     assert ("; torch uses 4 threads instead of 9" in ran.err) == (now < former), ran.err
 

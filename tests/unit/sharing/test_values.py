@@ -367,7 +367,11 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "a long text": (lambda: numapin.share("x" * (1 << 20)), "a text of 1048576 characters", "encoded bytes"),
     "keys": (lambda: numapin.share({object(): 1}), "a key is of type object", "text or numbers"),
     "NaN as key": (lambda: numapin.share({math.nan: 1}), "a key is NaN", "text or numbers"),
-    "a generator": (lambda: numapin.share(n for n in ()), "TypeError: cannot pickle 'generator'", "can be pickled"),
+    "a generator": (
+        lambda: numapin.share(n for n in range(3)),
+        "TypeError: cannot pickle 'generator'",
+        "can be pickled",
+    ),
     "a function": (lambda: numapin.share([lambda: 1]), "AttributeError: ", "can be pickled"),
     "a cycle": (lambda: numapin.share(endless()), "RecursionError: ", "can be pickled"),
     "a device": (lambda: numapin.share([torch.empty(2, device="meta")]), "its device is meta", r"tensor\.cpu\(\)"),
