@@ -61,9 +61,10 @@ def run_with_children(
     why = refusal(command)
     if why is not None:  # its Python ignores PYTHONPATH
         hint = "leave that option out, or call numapin.bind_this_process in the program"
-        problems.append((f"{why}, so that process cannot be bound if it uses a GPU", hint))
-    for problem, hint in problems:
-        if strict:
+        problem = f"{why}, so that process cannot be bound if it uses a GPU"
+        problems.append(frameworks.Conflict(problem, hint, is_certain=True))
+    for problem, hint, is_certain in problems:
+        if strict and is_certain:
             raise UsageError(f"--children --strict: {problem}", hint)
         say(f"warning: {problem}; {hint}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 
 class Framework(NamedTuple):
@@ -50,31 +50,76 @@ FRAMEWORKS: Final = (
 )
 
 
+class Conflict(NamedTuple):
+    """A framework that binds its processes, too, because the user says so.
+
+    Attributes:
+        problem: The framework and the settings.
+        hint: The remedy.
+        is_certain: Whether an option of the command says so. A variable may be set for other programs.
+    """
+
+    problem: str
+    hint: str
+    is_certain: bool
+
+
 def variables() -> dict[str, str]:
     """Return the variables that switch off what frameworks bind by default. Other programs ignore them."""
     return {name: value for framework in FRAMEWORKS for name, value in framework.off.items()}
 
 
-def both_bind(command: Sequence[str], environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the problem and its remedy for each framework that binds its processes, too, because the user says so."""
-    words = " ".join(command).split()  # also those of `bash -c "…"`
-    problems = []
+def both_bind(command: Sequence[str], environ: Mapping[str, str]) -> list[Conflict]:
+    """Return the frameworks that options of the command, or variables, let bind their processes."""
+    words = [part for word in command for part in _split(word)]  # also those of `bash -c "…"`
+    given: dict[str, str] = {}  # as it is written, by its name with hyphens; of --x and --no-x, the last one holds
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        name = option.replace("_", "-")
+        if name.startswith("--no-"):
+            given.pop(f"--{name.removeprefix('--no-')}", None)
+        else:
+            given[name] = option
+    found = []
     for framework in FRAMEWORKS:
-        default = {**dict.fromkeys(framework.on, "0"), **framework.off}
-        given = [
-            f"{name}={environ[name]}"
-            for name, value in default.items()
-            if name in environ and _is_true(environ[name]) != _is_true(value)
-        ]
-        if any(framework.module in word for word in words):
-            options = [word.partition("=")[0] for word in words if word.startswith("--")]
-            given += [option for option in options if option.replace("_", "-") in framework.on]
-        if given:
-            which = "which replaces numapin's binding" if framework.is_last else "and numapin replaces that binding"
-            settings = ", ".join(given)
-            problem = f"{framework.name} binds its processes itself ({settings}), {which}"
-            problems.append((problem, f"leave out {settings}"))
-    return problems
+        settings = _switched_on(framework, environ)
+        is_started = any(framework.module in word for word in words)
+        options = [option for name, option in given.items() if is_started and name in framework.on]
+        if settings or options:
+            hints = [f"leave out {', '.join(options)}"] if options else []
+            hints += [f"unset {name}" for name in settings]
+            problem = _problem(framework, [*settings.values(), *options])
+            found.append(Conflict(problem, "; ".join(hints), is_certain=bool(options)))
+    return found
+
+
+def bind_themselves(modules: Container[str], environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each framework among a process's modules whose binding a variable has switched on."""
+    found = [(framework, _switched_on(framework, environ)) for framework in FRAMEWORKS if framework.module in modules]
+    return [_problem(framework, settings.values()) for framework, settings in found if settings]
+
+
+def _switched_on(framework: Framework, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that switch on a framework's binding, as NAME=value, by their names."""
+    default = {**dict.fromkeys(framework.on, "0"), **framework.off}
+    return {
+        name: f"{name}={environ[name]}"
+        for name, value in default.items()
+        if name in environ and _is_true(environ[name]) != _is_true(value)
+    }
+
+
+def _problem(framework: Framework, settings: Iterable[str]) -> str:
+    which = "which replaces numapin's binding" if framework.is_last else "and numapin replaces that binding"
+    return f"{framework.name} binds its processes itself ({', '.join(settings)}), {which}"
+
+
+def _split(word: str) -> list[str]:
+    import shlex  # not in each process that is bound
+
+    try:
+        return shlex.split(word)
+    except ValueError:  # a quotation mark is missing
+        return word.split()
 
 
 def switched_off(modules: Container[str], environ: Mapping[str, str]) -> list[str]:

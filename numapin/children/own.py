@@ -31,7 +31,7 @@ from numapin.system.threads import bind_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Final
 
     from numapin.children.table import DeviceEntry
@@ -82,6 +82,7 @@ class _Process:
             self.taken = TakenGpus(inherited=parent.number)
 
 
+_NUM_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SOON_S: Final = 0.01
 _LATER_S: Final = 0.5
 _NUM_SOON: Final = 1000
@@ -222,6 +223,7 @@ def _bind_to(plan: ChildTable, taken: TakenGpus, entry: DeviceEntry, how: str) -
 
 def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> None:
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
+    num_cpus = [len(cpus) for cpus in taken.had]
     applied = bind.apply(wanted)
     if not taken.is_asked and get_native_id() != taken.pid:  # what holds is the main thread's policy, not this one's
         applied = bind.of_main_thread(applied, numa_maps.main_policy(taken.pid))
@@ -239,9 +241,9 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
     torch = sys.modules.get("torch")
     if torch is None:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    elif not os.environ.get("OMP_NUM_THREADS") and get_native_id() == taken.pid:  # torch's number is the main thread's
+    elif not any(map(os.environ.get, _NUM_THREADS)) and get_native_id() == taken.pid:  # the number is the main thread's
         former = getattr(torch, "get_num_threads", int)()  # 0 if torch is half imported
-        if former > num_threads:  # it has counted the CPUs that the process might use before
+        if former > num_threads and not is_chosen(former, before=num_cpus, now=len(wanted.cpus)):
             torch.set_num_threads(num_threads)
             taken.torch_threads = num_threads, former
     if not taken.is_guess:
@@ -259,6 +261,14 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
         applied_there = theirs.get("applied")
         if isinstance(applied_there, dict) and "cpus" in applied_there:
             bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
+
+
+def is_chosen(num_threads: int, *, before: Collection[int], now: int) -> bool:
+    """Return whether the program has set torch's number of threads, and the CPUs that it has `now` are enough for it.
+
+    torch's own number is that of the CPUs it had `before` or, with MKL, of their cores; SMT gives a core two CPUs.
+    """
+    return num_threads <= now and not any(num_threads in (num_cpus, num_cpus // 2) for num_cpus in before)
 
 
 def _keep_rank_from_children() -> None:

@@ -91,9 +91,15 @@ def report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
 
 
 def report_frameworks(plan: ChildTable) -> None:
-    """Say which frameworks of this process do not bind it themselves, because numapin does."""
+    """Say which frameworks of this process do not bind it themselves, because numapin does.
+
+    With --strict, end the process if it runs one that does: at the start of the command, that is only a warning.
+    """
     for text in frameworks.switched_off(sys.modules, os.environ):
         _say_once(plan.run, text)
+    problems = frameworks.bind_themselves(sys.modules, os.environ) if plan.strict else ()
+    if problems:
+        _end_strictly(f"cannot be bound: {'; '.join(problems)}")
 
 
 def report_surprises(plan: ChildTable, taken: TakenGpus) -> None:

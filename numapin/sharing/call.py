@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Sized
@@ -16,11 +18,12 @@ from numapin.errors import NumapinError, UsageError
 from numapin.sharing.meeting import FirstRank, Hello, address_of, ask, find_seat
 from numapin.sharing.packing import pack
 from numapin.sharing.reading import read
-from numapin.sharing.sealed import Copies, Sealed, Unsealed, copy_to, cpus_of, shortfalls_of, usable_nodes
+from numapin.sharing.sealed import Placing, Sealed, Unsealed, copy_to, cpus_of, shortfalls_of, usable_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EFBIG})
 _calls: Final = count(1)
 
 
@@ -32,13 +35,15 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
     last process that uses it has ended, however that ends.
 
     A list or tuple comes back as a read-only sequence, a dict as a read-only mapping; each access makes the entry anew.
-    Tensors, numpy arrays and Arrow tables come back as views of the memory. numpy's are read-only; a write to a tensor
-    copies the page for this process alone. Bytes come back as a read-only memoryview. Any other object is unpickled in
-    each process; the tensors and arrays in it, and lists and dicts of 1,000 or more entries, are in the shared memory.
+    Tensors, numpy arrays and Arrow tables come back as views of the memory. numpy's are read-only. Tensors require no
+    gradient; a write to one copies the page for this process alone. Bytes come back as a read-only memoryview. Any
+    other object is unpickled in each process; the tensors and arrays in it, and lists and dicts of 1,000 or more
+    entries, are in the shared memory.
 
     Args:
         data: A function without arguments that makes the data, which only the first rank of the host calls; or the
-            data. Other ranks may pass None instead.
+            data. Other ranks may pass None instead. An object that can be called, such as a torch module, is taken for
+            a function: pass `lambda: model`.
         name: A name that identifies the call. "": the number of the call in this process.
         placement: "interleave": the pages alternate between the NUMA nodes, which is equally fast for all ranks.
             "per-node": a copy on the node of each rank, for small data that is read at random all the time.
@@ -66,15 +71,15 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
         path, label = samples[7]
         ```
     """
-    if placement not in set(Copies):
-        raise UsageError(f"placement={placement!r} is unknown", f"choose one of: {', '.join(Copies)}")
+    if placement not in set(Placing):
+        raise UsageError(f"placement={placement!r} is unknown", f"choose one of: {', '.join(Placing)}")
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
         hint = "call it in the rank, and pass the result to the dataset"
         raise UsageError("numapin.share was called in a DataLoader worker", hint)
-    spread = Copies(placement)
+    placing = Placing(placement)
     nodes = usable_nodes()
-    own = _own_node(nodes) if spread is Copies.PER_NODE and len(nodes) > 1 else 0
+    own = _own_node(nodes) if placing is Placing.PER_NODE and len(nodes) > 1 else 0
     seat = find_seat(os.environ)
     call = f"placement={placement!r}"
     address = address_of(os.environ, name or f"call {next(_calls)}")
@@ -82,9 +87,9 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
         hello = Hello(rank=seat.rank, node=own, call=call, data=_described(data))
         return read(Sealed(ask(address, hello, timeout_s)))
     if seat.size == 1:
-        return read(_made(data, spread, nodes, own)[0])
+        return read(_made(data, placing, nodes, own)[0])
     with FirstRank(address, seat) as host:
-        sealed, described = _made(data, spread, nodes, own)
+        sealed, described = _made(data, placing, nodes, own)
         copies = {own: sealed.fd}
 
         def descriptor(node: int) -> int:
@@ -105,21 +110,29 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
     return read(sealed)
 
 
-def _made(data: Any, spread: Copies, nodes: CpuSet, own: int) -> tuple[Sealed, str]:  # noqa: ANN401 - of any kind
+def _made(data: Any, placing: Placing, nodes: CpuSet, own: int) -> tuple[Sealed, str]:  # noqa: ANN401 - of any kind
     """Make the memory; return it, and the type and length of the data."""
     content = data() if callable(data) else data
     is_placed = len(nodes) > 1
-    targets = nodes if spread is Copies.INTERLEAVE else CpuSet({own})
-    draft = Unsealed(spread, targets if is_placed else CpuSet())
+    targets = nodes if placing is Placing.INTERLEAVE else CpuSet({own})
+    try:
+        draft = Unsealed(placing, targets if is_placed else CpuSet())
+    except OSError as error:
+        raise _no_memory(error) from None
     try:
         pack(content, draft)
         sealed = Sealed(draft.finish())
     except OSError as error:
+        if error.errno not in _NO_MEMORY:  # raised by a method of the user's
+            raise
         raise _no_memory(error) from None
+    except (AttributeError, TypeError, ValueError, RecursionError, BufferError, pickle.PicklingError) as error:
+        problem = f"the data cannot be shared: {type(error).__name__}: {error}"
+        raise UsageError(problem, "share lists, dicts, tensors, arrays, or objects that can be pickled") from error
     finally:
         draft.abandon()
     if is_placed:
-        _warn(draft.shortfalls or shortfalls_of(sealed, spread, targets))
+        _warn(draft.shortfalls or shortfalls_of(sealed, placing, targets))
     return sealed, _described(content)
 
 

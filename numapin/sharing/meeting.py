@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Self
 
-_JOB: Final = ("NUMAPIN_RUN_DIR", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_JOB: Final = (
+    *("NUMAPIN_RUN_DIR", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+    *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "FLUX_JOB_ID", "PALS_APID", "PBS_JOBID", "LSB_JOBID"),
+)
 _ATTEMPT: Final = "TORCHELASTIC_RESTART_COUNT"
 _CREDENTIALS: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _POLL_S: Final = 0.02
 _MAX_MESSAGE_BYTES: Final = 65536
 _MAX_TEXT: Final = 2000
-_REQUEST_S: Final = 10.0  # a rank sends its request as soon as it is connected
+_REQUEST_S: Final = 60.0  # a rank sends its request as soon as it is connected
+_MAX_WAIT_S: Final = 3600.0  # sockets do not take an infinite time
 _IN_ALL: Final = "call it in all ranks, in the same order, or raise timeout_s"
 _GIVE_FUNCTION: Final = "pass a function that makes the data: only the first rank calls it"
 _SEE_FIRST: Final = "see the error of that rank"
@@ -51,7 +56,7 @@ class Hello(NamedTuple):
     Attributes:
         rank: The local rank.
         node: The node of its copy.
-        call: The parts of its call that must be the same in all ranks, as text; of the data only if it passed any.
+        call: The arguments that must be equal in all ranks, as text.
         data: The type and length of the data it passed, as text. "": none.
     """
 
@@ -69,10 +74,14 @@ def find_seat(environ: Mapping[str, str]) -> Seat:
     if task.size is None:
         hint = "set LOCAL_WORLD_SIZE, or start the ranks with: numapin run, torchrun or srun"
         raise UsageError(f"the number of ranks on this host is unknown: {' '.join(task.settings)}", hint)
-    rank = parse_count(environ.get("RANK", ""))
-    if "TORCHELASTIC_RUN_ID" in environ and task.rank == 0 and rank is not None:
-        # torchrun's --virtual-local-rank sets LOCAL_RANK=0 in all ranks. Its hosts have the same number of ranks each.
-        return Seat(rank % task.size, task.size)
+    if "TORCHELASTIC_RUN_ID" in environ and task.rank == 0:
+        # torchrun's --virtual-local-rank sets LOCAL_RANK=0 in all ranks. RANK gives the place if all hosts have as many
+        # ranks as this one, and RANK is ordered by host.
+        names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        rank, world, host, num_hosts = (parse_count(environ.get(name, "")) for name in names)
+        is_even = num_hosts is not None and world == task.size * num_hosts
+        if rank is not None and is_even and rank // task.size == host:
+            return Seat(rank % task.size, task.size)
     return Seat(task.rank, task.size)
 
 
@@ -83,6 +92,18 @@ def address_of(environ: Mapping[str, str], name: str) -> str:
     return f"\0numapin-share-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
+_listeners: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()
+
+
+def _close_listeners() -> None:
+    """Close the first rank's sockets in a process that it has forked: else the other ranks would not see it end."""
+    for listener in tuple(_listeners):
+        listener.close()
+
+
+os.register_at_fork(after_in_child=_close_listeners)
+
+
 class FirstRank:
     """The first rank's side. It listens before the data is made, so that the others see whether it still runs."""
 
@@ -90,6 +111,7 @@ class FirstRank:
         self._seat = seat
         self._waiting: dict[Hello, socket.socket] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _listeners.add(self._socket)
         try:
             self._socket.bind(address)
         except OSError as error:
@@ -105,7 +127,7 @@ class FirstRank:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the socket. After an error, tell it to the ranks that wait: each reports the cause."""
         if error is not None:
-            with suppress(OSError, ValueError):  # those that have not connected yet wait for their time limit
+            with suppress(OSError):  # those that have not connected yet wait for their time limit
                 while True:
                     self._accept(0)
         for connection in self._waiting.values():
@@ -120,8 +142,10 @@ class FirstRank:
         missing = set(range(self._seat.size)) - {self._seat.rank}
         while missing:
             try:
-                self._accept(max(0.001, until_s - time.monotonic()))
+                self._accept(min(max(0.001, until_s - time.monotonic()), _MAX_WAIT_S))
             except TimeoutError:
+                if time.monotonic() < until_s:
+                    continue
                 ranks = ", ".join(map(str, sorted(missing)))
                 problem = f"local rank {ranks} did not call numapin.share within {timeout_s:g} s"
                 raise NumapinError(problem, _IN_ALL) from None
@@ -130,19 +154,20 @@ class FirstRank:
             problem = _contradiction(hello, self._seat.rank, call, data)
             if problem:
                 raise UsageError(f"the ranks do not share the same data: {problem}", _GIVE_FUNCTION)
+        self._socket.close()  # a rank that has the data may call again with the same name: that is another meeting
         for hello, connection in self._waiting.items():
             with suppress(ConnectionError):  # that rank has died: the launcher reports it
                 socket.send_fds(connection, [b"{}"], [descriptor(hello.node)])
 
     def _accept(self, timeout_s: float) -> None:
-        """Accept a rank's request. Raises OSError, such as TimeoutError, and ValueError for one that makes no sense."""
+        """Accept a rank's request. Raises TimeoutError, and other OSErrors of the listening socket."""
         self._socket.settimeout(timeout_s)
         connection, _address = self._socket.accept()
         connection.settimeout(_REQUEST_S)
-        content = connection.recv(_MAX_MESSAGE_BYTES) if _is_own(connection) else b""
-        if content:
+        try:
+            content = connection.recv(_MAX_MESSAGE_BYTES) if _is_own(connection) else b""
             self._waiting[Hello(*json.loads(content))] = connection
-        else:  # another user, or a rank that has died
+        except (OSError, ValueError, TypeError):  # another user, a rank that has died, or another program
             connection.close()
 
 
@@ -155,9 +180,9 @@ def ask(address: str, hello: Hello, timeout_s: float) -> int:
             raise NumapinError("the socket for numapin.share belongs to another user", _OTHER_NAME)
         with suppress(ConnectionError):  # the first rank has ended
             connection.send(json.dumps(hello).encode())
-            content, descriptors, *_rest = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
+            flags = socket.MSG_CMSG_CLOEXEC
+            content, descriptors, *_rest = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1, flags)
     if descriptors:
-        os.set_inheritable(descriptors[0], False)
         return descriptors[0]
     if not content:
         raise NumapinError("the first rank of this host ended before it had shared the data", _SEE_FIRST)

@@ -6,6 +6,7 @@ arrays that it refers to, which lie elsewhere in the memory (pickle's protocol 5
 
 from __future__ import annotations
 
+import copyreg
 import io
 import marshal
 import pickle
@@ -15,6 +16,7 @@ import zlib
 from array import array
 from itertools import accumulate, chain, islice
 from numbers import Number
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.errors import UsageError
@@ -44,6 +46,8 @@ def pack(data: object, draft: Unsealed) -> None:
         problem = f"a text of {len(data)} characters cannot be shared: Python copies it into each process"
         raise UsageError(problem, "share its encoded bytes, or a list of its lines")
     writer = Writer(draft)
+    if isinstance(data, memoryview) and not data.contiguous:
+        data = data.tobytes()
     if type(data) in (bytes, bytearray, memoryview):
         data = pickle.PickleBuffer(data)  # type: ignore[arg-type] # one of these three
     writer.outermost = data
@@ -116,17 +120,26 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, writer: Writer) -> None:
         self.stream, self.spans, self._writer = io.BytesIO(), array("Q"), writer
+        self._states: dict[int, object] = {}  # by id, which is not given again while the object is here
         super().__init__(self.stream, 5, buffer_callback=self._put_buffer)
 
     def persistent_id(self, value: object) -> Reference | None:
-        return self._writer.refer(value)
+        return None if id(value) in self._states else self._writer.refer(value)
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any object
         numpy = sys.modules.get("numpy")
-        is_array = numpy is not None and type(value) is numpy.ndarray
-        if is_array and not (value.flags.c_contiguous or value.flags.f_contiguous):
-            return value.copy().__reduce_ex__(5)  # numpy writes the bytes of others into the pickle
-        return NotImplemented
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            if value.dtype.hasobject:  # it is restored from a list, for which numpy takes no other sequence
+                return pickle.loads, (pickle.dumps(value, 5),)
+            if type(value) is numpy.ndarray and not (value.flags.c_contiguous or value.flags.f_contiguous):
+                return value.copy().__reduce_ex__(5)  # numpy writes the bytes of others into the pickle
+        if isinstance(value, (type, FunctionType, BuiltinFunctionType)) or type(value) in copyreg.dispatch_table:
+            return NotImplemented
+        reduced = value.__reduce_ex__(5)
+        state = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
+        if type(state) in _CONTAINERS:  # __setstate__ may need this very type; what is in it may be shared
+            self._states[id(state)] = state
+        return reduced
 
     def _put_buffer(self, buffer: pickle.PickleBuffer) -> None:
         raw = buffer.raw()
@@ -166,5 +179,7 @@ def hash_of(key: object) -> int:
     if isinstance(key, tuple):
         return hash(tuple(map(hash_of, key))) % (1 << 64)
     if isinstance(key, Number):
+        if key != key:  # noqa: PLR0124 - NaN, which no key that is read is equal to
+            raise TypeError("a key is NaN")
         return hash(key) % (1 << 64)
     raise TypeError(f"a key is of type {type(key).__name__}")

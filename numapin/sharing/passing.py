@@ -1,12 +1,15 @@
 """Pass shared arrays and tensors to new processes of multiprocessing without copying them.
 
-A new process that is not forked gets its arguments as a pickle, which would contain a copy of each array.
+A new process that is not forked gets its arguments as a pickle, which would contain a copy of each array. What
+processes send each other later, such as batches, is copied: a descriptor of the memory can be passed only at their
+start.
 """
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +42,7 @@ def register() -> None:
 
 def _find(address: int, num_bytes: int) -> tuple[Sealed, int] | None:
     """Return the shared memory that has an array, and the array's position in it."""
-    for sealed in MAPPED if num_bytes else ():
+    for sealed in tuple(MAPPED) if num_bytes else ():
         if sealed.address <= address < sealed.address + len(sealed):
             return sealed, address - sealed.address
     return None
@@ -47,7 +50,7 @@ def _find(address: int, num_bytes: int) -> tuple[Sealed, int] | None:
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> Reduced:
     found = _find(array.ctypes.data, array.nbytes)
-    if found is None or array.flags.writeable or min(array.strides, default=0) < 0:
+    if found is None or get_spawning_popen() is None or array.flags.writeable or min(array.strides, default=0) < 0:
         return array.__reduce_ex__(_PROTOCOL)
     return _array_at, (*found, array.dtype, array.shape, array.strides)
 
@@ -68,6 +71,8 @@ def _reduce_tensor(tensor: torch.Tensor) -> Reduced:
     found = _find(tensor.data_ptr(), tensor.nbytes) if is_dense else None
     if found is None:
         return reduce_tensor(tensor)
+    if get_spawning_popen() is None:
+        return reduce_tensor(tensor.clone())  # torch sends the whole storage of a tensor: here, all shared data
     return tensor_at, (*found, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
@@ -86,7 +91,7 @@ def tensor_at(
 
 def _reduce_buffer(buffer: Any) -> Reduced:  # noqa: ANN401 - pyarrow is optional
     found = _find(buffer.address, buffer.size) if buffer.is_cpu else None
-    if found is None:
+    if found is None or get_spawning_popen() is None:
         return buffer.__reduce_ex__(_PROTOCOL)
     return _buffer_at, (*found, buffer.size)
 

@@ -6,7 +6,7 @@ import io
 import marshal
 import pickle
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import ItemsView, Mapping, Sequence, ValuesView
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
@@ -63,7 +63,7 @@ class SharedList(Sequence[Any]):
         return type(self), (self._sealed, self._reference)
 
     def __deepcopy__(self, memo: object) -> SharedList:
-        """Return this list, which nobody can change."""
+        """Return self: it is immutable."""
         return self
 
     def __repr__(self) -> str:
@@ -71,15 +71,39 @@ class SharedList(Sequence[Any]):
         return f"<numapin.share: list of {len(self)} entries>"
 
 
+class _Items(ItemsView[Any, Any]):
+    """The items of a dict; iteration looks up no key."""
+
+    def __init__(self, shared: SharedDict) -> None:
+        super().__init__(shared)
+        self._shared = shared
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the items in the order of the keys."""
+        return zip(self._shared, self._shared.entries, strict=True)
+
+
+class _Values(ValuesView[Any]):
+    """The values of a dict; iteration looks up no key."""
+
+    def __init__(self, shared: SharedDict) -> None:
+        super().__init__(shared)
+        self._shared = shared
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the values in the order of the keys."""
+        return iter(self._shared.entries)
+
+
 class SharedDict(Mapping[Any, Any]):
     """A dict in shared memory. It cannot be changed; each access makes the value anew."""
 
-    __slots__ = ("_hashes", "_keys", "_order", "_reference", "_sealed", "_values")
+    __slots__ = ("_hashes", "_keys", "_order", "_reference", "_sealed", "entries")
 
     def __init__(self, sealed: Sealed, reference: Reference) -> None:
         _kind, keys, values, hashes, order = reference
         self._sealed, self._reference = sealed, reference
-        self._keys, self._values = SharedList(sealed, keys), SharedList(sealed, values)
+        self._keys, self.entries = SharedList(sealed, keys), SharedList(sealed, values)
         self._hashes, self._order = (_table(sealed, position, len(self._keys)) for position in (hashes, order))
 
     def __len__(self) -> int:
@@ -89,6 +113,14 @@ class SharedDict(Mapping[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         """Yield the keys in their order."""
         return iter(self._keys)
+
+    def items(self) -> ItemsView[Any, Any]:
+        """Return a view of the items."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """Return a view of the values."""
+        return _Values(self)
 
     def __getitem__(self, key: object) -> Any:  # noqa: ANN401 - data of any kind
         """Return the value of a key."""
@@ -101,7 +133,7 @@ class SharedDict(Mapping[Any, Any]):
                 break
             number = self._order[at]
             if self._keys[number] == key:
-                return self._values[number]
+                return self.entries[number]
         raise KeyError(key)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -109,7 +141,7 @@ class SharedDict(Mapping[Any, Any]):
         return type(self), (self._sealed, self._reference)
 
     def __deepcopy__(self, memo: object) -> SharedDict:
-        """Return this dict, which nobody can change."""
+        """Return self: it is immutable."""
         return self
 
     def __repr__(self) -> str:

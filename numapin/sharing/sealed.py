@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 import re
+import time
 import weakref
 from enum import StrEnum
 from multiprocessing.context import get_spawning_popen
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _MAP_NORESERVE: Final = 0x4000  # mmap has the name since Python 3.11; the same number on x86 and Arm
+_SEAL_S: Final = 2.0
+_POLL_S: Final = 0.01
 _EXTENT_BYTES: Final = 64 << 20
 _ALIGNMENT: Final = 64  # of arrays, as numpy and torch align theirs
 _NODES: Final = "sys/devices/system/node"
@@ -40,8 +44,8 @@ _TOLERANCE: Final = 0.1  # of a node's part of interleaved pages
 _FEW_PAGES: Final = 64
 
 
-class Copies(StrEnum):
-    """The nodes on which the pages of shared data lie."""
+class Placing(StrEnum):
+    """Where the pages of shared data lie."""
 
     INTERLEAVE = "interleave"
     """One copy, whose pages alternate between the nodes."""
@@ -91,12 +95,30 @@ def _receive(sent: _Sent) -> Sealed:
     return Sealed(sent.detach())
 
 
+def _new_file() -> int:
+    return os.memfd_create("numapin-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _seal(fd: int) -> None:
+    """Seal a file. The kernel refuses while it moves a page of the file, or another process has just forked with it."""
+    until_s = time.monotonic() + _SEAL_S
+    while True:
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > until_s:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
 class Unsealed:
     """A file that is being written, to be sealed at the end. Its pages go to `nodes` as they are written."""
 
-    def __init__(self, spread: Copies, nodes: CpuSet) -> None:
-        self._spread, self._nodes = spread, nodes
-        self.fd = os.memfd_create("numapin-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def __init__(self, placing: Placing, nodes: CpuSet) -> None:
+        self._placing, self._nodes = placing, nodes
+        self.fd = _new_file()
         self._file = os.fdopen(self.fd, "wb")
         self._end = self._room = 0
         self.shortfalls: list[str] = []
@@ -119,7 +141,11 @@ class Unsealed:
         os.ftruncate(self.fd, self._end)
         fd = os.dup(self.fd)
         self._file.close()
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        try:
+            _seal(fd)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def abandon(self) -> None:
@@ -131,7 +157,7 @@ class Unsealed:
         self._file.flush()
         os.ftruncate(self.fd, self._room + _EXTENT_BYTES)
         with mmap.mmap(self.fd, _EXTENT_BYTES, offset=self._room) as extent:
-            self.shortfalls += _set_policy(memory.address_of(extent), _EXTENT_BYTES, self._spread, self._nodes)
+            self.shortfalls += _set_policy(memory.address_of(extent), _EXTENT_BYTES, self._placing, self._nodes)
         self._room += _EXTENT_BYTES
 
 
@@ -142,14 +168,10 @@ def usable_nodes() -> CpuSet:
     """Return the nodes whose memory this process may use and that have CPUs: GPU memory and CXL nodes have none."""
     tree = Tree("")
     nodes = tree.numbers(f"{_NODES}/has_cpu") or CpuSet()
-    for limit in (tree.numbers(f"{_NODES}/has_memory"), _allowed_nodes()):
+    allowed = _MEMS.search(Path("/proc/self/status").read_text(errors="replace"))
+    for limit in (tree.numbers(f"{_NODES}/has_memory"), CpuSet.parse(allowed[1]) if allowed else None):
         nodes = nodes if limit is None else CpuSet(nodes & limit)
     return nodes
-
-
-def _allowed_nodes() -> CpuSet | None:
-    found = _MEMS.search(Path("/proc/self/status").read_text(errors="replace"))
-    return CpuSet.parse(found[1]) if found else None
 
 
 def cpus_of(node: int) -> CpuSet:
@@ -159,9 +181,9 @@ def cpus_of(node: int) -> CpuSet:
     return CpuSet(cpus & os.sched_getaffinity(0))
 
 
-def _set_policy(address: int, num_bytes: int, spread: Copies, nodes: CpuSet) -> Iterator[str]:
+def _set_policy(address: int, num_bytes: int, placing: Placing, nodes: CpuSet) -> Iterator[str]:
     """Set the nodes of untouched pages; yield what is refused."""
-    if spread is Copies.PER_NODE:
+    if placing is Placing.PER_NODE:
         yield from pages.prefer(address, num_bytes, nodes)
         return
     try:
@@ -174,24 +196,24 @@ def _set_policy(address: int, num_bytes: int, spread: Copies, nodes: CpuSet) -> 
 def copy_to(node: int, sealed: Sealed) -> tuple[int, tuple[str, ...]]:
     """Copy shared memory to a node; return the copy's descriptor, and what the kernel did otherwise. Raises OSError."""
     size = len(sealed)
-    fd = os.memfd_create("numapin-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = _new_file()
     try:
         os.ftruncate(fd, size)
         with mmap.mmap(fd, size) as target:
             address = memory.address_of(target)
             placed = pages.place(address, size, nodes=CpuSet({node}), cpus=cpus_of(node), num_machine_nodes=2)
             memory.copy(address, sealed.address, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        _seal(fd)
     except BaseException:
         os.close(fd)
         raise
     return fd, placed.shortfalls
 
 
-def shortfalls_of(sealed: Sealed, spread: Copies, nodes: CpuSet) -> tuple[str, ...]:
+def shortfalls_of(sealed: Sealed, placing: Placing, nodes: CpuSet) -> tuple[str, ...]:
     """Ask the kernel where all pages are; return how that differs from what was asked for."""
     bytes(memoryview(sealed)[:: mmap.PAGESIZE])  # reads, and thereby maps, every page
-    if spread is Copies.PER_NODE:
+    if placing is Placing.PER_NODE:
         return pages.check(sealed.address, len(sealed), nodes=nodes, num_machine_nodes=2).shortfalls
     found = pages.find_pages(sealed.address, len(sealed))
     if found is None:

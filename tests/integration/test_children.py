@@ -430,6 +430,8 @@ class TestRefusals:
         strict = start("echo", "vllm", "serve", "--numa-bind", options=("--strict",), **gpus)
         assert (strict.status, strict.out) == (2, "")
         assert "hint: leave out --numa-bind" in strict.err
+        other = start("echo", "ran", options=("--strict",), TLLM_NUMA_AWARE_WORKER_AFFINITY="1", **gpus)
+        assert (other.out, "unset TLLM_NUMA_AWARE_WORKER_AFFINITY" in other.err) == ("ran\n", True), other.err
 
     def test_no_child_took_one(self, gpus: dict[str, Any]) -> None:
         """If no process took a GPU, a line at the end says so, and names what keeps numapin out."""

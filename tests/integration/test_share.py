@@ -16,7 +16,7 @@ from tests.integration.launching import all_ended, call, environment, script
 from tests.waiting import wait_until
 
 BEGIN = """
-import json, os, sys, time, pathlib, numapin
+import json, math, os, sys, time, pathlib, numapin
 def files():
     maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
     return sorted({line.split()[4] for line in maps if "memfd:numapin-share" in line})
@@ -81,19 +81,39 @@ def test_ranks_of_a_launcher_share_one_file(tmp_path: Path, launcher: str) -> No
 
 def test_ranks_that_all_see_local_rank_0_share_one_file() -> None:
     """With torchrun's --virtual-local-rank, RANK tells which rank is the first of its host."""
-    done = ranks(SHARE, 2, LOCAL_RANK="0", TORCHELASTIC_RUN_ID="x")
+    group = {"WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+    done = ranks(SHARE, 2, LOCAL_RANK="0", TORCHELASTIC_RUN_ID="x", **group)
     assert [rank.status for rank in done] == [0, 0], done
     check_shared("".join(rank.out for rank in done), 2)
 
 
+def test_hosts_with_unequal_numbers_of_ranks_share_one_file() -> None:
+    """The first rank of torchrun's second host is the one with LOCAL_RANK=0, whatever its RANK is: here 1 of 3."""
+    group = {"WORLD_SIZE": "3", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    shift = "os.environ['RANK'] = str(1 + int(os.environ['LOCAL_RANK']))"
+    done = ranks(
+        SHARE.replace("shared =", f"{shift}\nshared =").replace("share(load)", "share(load, timeout_s=20)"), 2, **group
+    )
+    assert [rank.status for rank in done] == [0, 0], done
+
+
+@pytest.mark.parametrize("variable", ["OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PBS_JOBID"])
+def test_ranks_of_different_jobs_do_not_meet(variable: str) -> None:
+    """Ranks with different values of a job's variable wait for others, instead of taking each other's data."""
+    text = f"{BEGIN}\nos.environ['{variable}'] = os.environ['RANK']\nnumapin.share([1], timeout_s=0.5)"
+    for done in ranks(text, 2):
+        assert "did not call numapin.share within 0.5 s" in done.err
+
+
 def test_calls_are_matched_by_number_and_name() -> None:
-    """The second call of each rank gets the second data; calls with names may come in any order."""
+    """The second call of each rank gets the second data; calls with names may come in any order, and again."""
     text = f"""{BEGIN}
 first, second = (numapin.share(lambda: [number]) for number in (1, 2))
-show(found=[first[0], second[0], *(numapin.share([7], name=name)[0] for name in ("a", "b"))])
+named = [numapin.share([number], name=name, timeout_s=math.inf)[0] for number, name in enumerate("abbbbb")]
+show(found=[first[0], second[0], *named])
 """
     done = ranks(text, 2)
-    assert [rank["found"] for one in done for rank in found_by(one.out)] == [[1, 2, 7, 7]] * 2, done
+    assert [rank["found"] for one in done for rank in found_by(one.out)] == [[1, 2, *range(6)]] * 2, done
 
 
 DIFFERENT = {
@@ -131,6 +151,44 @@ def test_the_death_of_the_first_rank_reaches_all() -> None:
     first, second = ranks(text, 2)
     assert first.status == -signal.SIGKILL
     assert "the first rank of this host ended before it had shared the data" in second.err
+
+
+def test_a_process_that_the_first_rank_forked_does_not_hide_its_death() -> None:
+    """If the first rank is killed, the others raise an error although a process that it forked still runs."""
+    text = f"""{BEGIN}
+def load():
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        time.sleep(30)
+        os._exit(0)
+    time.sleep(1)
+    os.kill(os.getpid(), 9)
+numapin.share(load, timeout_s=10)
+"""
+    _first, second = ranks(text, 2)
+    assert "the first rank of this host ended before it had shared the data" in second.err
+
+
+def test_another_program_at_the_socket_is_ignored() -> None:
+    """Connections that are silent for too long, or send something else, do not disturb the ranks."""
+    text = f"""{BEGIN}
+import re, socket
+from numapin.sharing import meeting
+meeting._REQUEST_S = 0.2
+opened = []
+def disturb():
+    (name,) = re.findall("@(numapin-share-.*)", pathlib.Path("/proc/net/unix").read_text())
+    for content in (b"", b"?"):
+        opened.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        opened[-1].connect(chr(0) + name)
+        if content:
+            opened[-1].send(content)
+    return [1]
+if os.environ["RANK"] == "1":
+    time.sleep(2)
+numapin.share(disturb, timeout_s=20)
+"""
+    assert [rank.status for rank in ranks(text, 2)] == [0, 0]
 
 
 @pytest.mark.parametrize(("absent", "problem"), [(0, "the first rank of this host"), (1, "local rank 1")])

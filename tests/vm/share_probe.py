@@ -2,44 +2,50 @@
 
     numapin run share_probe.py interleave|per-node
 
-Pages are counted for one large array, in the rank and in a DataLoader worker that has read it.
+Pages are counted for one large array, in the rank and in a forked worker that has read it. torch takes minutes to
+import here, and shared data does not need it.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
-import torch.utils.data
+import numpy as np
 
 import numapin
 from tests.vm.probe import MAPPING_BYTES
 from tests.vm.seam import numa
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 NUM_TUPLES: Final = 20_000
 
 
-class Reader(torch.utils.data.Dataset[dict[str, int]]):
-    """One item: the worker reads everything, and counts the pages of the array by node."""
+def count_pages(shared: Mapping[str, Any]) -> dict[str, int]:
+    """Read everything; return the number of the array's pages on each node."""
+    rows = shared["rows"]
+    assert list(shared["samples"]) == _samples()
+    assert int(rows.sum(dtype=np.int64)) == MAPPING_BYTES
+    return {str(node): pages for node, pages in numa.nodes_of_range(rows.ctypes.data, rows.nbytes).items()}
 
-    def __init__(self, shared: dict[str, object]) -> None:
-        self.shared = shared
 
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return 1
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        """Return the number of pages on each node."""
-        samples, rows = self.shared["samples"], self.shared["rows"]
-        assert isinstance(rows, torch.Tensor)
-        assert list(samples) == _samples()  # type: ignore[call-overload]
-        assert int(rows.sum()) == MAPPING_BYTES
-        return {str(node): pages for node, pages in numa.nodes_of_range(rows.data_ptr(), rows.nbytes).items()}
+def in_worker(shared: Mapping[str, Any]) -> dict[str, int]:
+    """Count the pages in a forked process."""
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    worker = context.Process(target=lambda: answers.put(count_pages(shared)))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    found: dict[str, int] = answers.get()
+    return found
 
 
 def _samples() -> list[tuple[str, int]]:
@@ -48,14 +54,16 @@ def _samples() -> list[tuple[str, int]]:
 
 def main() -> None:
     """Share, read, and write the counts."""
+    faulthandler.dump_traceback_later(380)
     shared = numapin.share(
-        lambda: {"samples": _samples(), "rows": torch.ones(MAPPING_BYTES, dtype=torch.uint8)}, placement=sys.argv[1]
+        lambda: {"samples": _samples(), "rows": np.ones(MAPPING_BYTES, dtype=np.uint8)},
+        placement=sys.argv[1],
+        timeout_s=240,
     )
-    reader = Reader(shared)
-    own = reader[0]
-    worker = next(iter(torch.utils.data.DataLoader(reader, batch_size=None, num_workers=1)))
+    own, worker = count_pages(shared), in_worker(shared)
     smaps = Path("/proc/self/maps").read_text()
     files = {line.split()[4] for line in smaps.splitlines() if "memfd:numapin-share" in line}
+    assert "torch" not in sys.modules
     answers = {"rank": own, "worker": worker, "files": sorted(files)}
     folder = Path(os.environ["PROBE_OUT"])
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,8 +31,16 @@ REPLACES = "which replaces numapin's binding"
 def test_both_bind(name: str, line: str, setting: str, order: str) -> None:
     """An option, or a variable that the user has set, is a problem, with the order in which the two bind."""
     environ = {} if setting.startswith("--") else dict([setting.split("=")])
-    for command in (line.split(), ["bash", "-c", f"exec {line}"]):
-        expected = f"{name} binds its processes itself ({setting}), {order}", f"leave out {setting}"
+    is_option = not environ
+    hint = f"leave out {setting}" if is_option else f"unset {setting.partition('=')[0]}"
+    quoted = line.replace(setting, f"'{setting}'")
+    for command in (
+        line.split(),
+        ["bash", "-c", f"exec {line}"],
+        ["bash", "-c", quoted],
+        ["bash", "-c", f"{line} # it's"],
+    ):
+        expected = f"{name} binds its processes itself ({setting}), {order}", hint, is_option
         assert both_bind(command, environ) == [expected]
 
 
@@ -40,6 +48,7 @@ def test_both_bind(name: str, line: str, setting: str, order: str) -> None:
     ("line", "environ"),
     [
         ("vllm serve MODEL --no-numa-bind --numa-node 1", {}),
+        ("vllm serve MODEL --numa-bind --no-numa-bind", {}),
         ("python train.py --numa-node 0 --numa-bind", {}),
         ("vllm serve MODEL", {"SGLANG_SET_CPU_AFFINITY": "no", "NRL_DISABLE_NUMA_BINDING": "1"}),
         ("trtllm-serve MODEL", variables()),

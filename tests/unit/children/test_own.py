@@ -9,6 +9,7 @@ import pytest
 from numapin import Memory
 from tests.needs import needs_two_cpus
 from tests.unit.children.below import CPUS, Gpus, run
+from tests.unit.children.seam import is_chosen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,13 +145,31 @@ except ValueError:
     assert (ran.lines, ran.err, ran.records) == (["False"], "", [])
 
 
-@pytest.mark.parametrize(("former", "now", "of_user"), [(9, 4, ""), (3, 3, ""), (9, 9, "9")])
+@pytest.mark.parametrize(("former", "now", "of_user"), [(9, 4, ""), (3, 3, ""), (9, 9, "OMP"), (9, 9, "MKL")])
 def test_threads_of_a_torch_that_was_imported_before(former: int, now: int, of_user: str, tmp_path: Path) -> None:
-    """A late binding lowers torch's number of threads to the process's share, unless the user has set the variable."""
+    """A late binding lowers torch's number of threads to the process's share, unless the user has set a variable."""
     text = f"torch.set_num_threads({former})\ntorch.cuda.set_device(0)\nprint(torch.get_num_threads())"
-    ran = run(tmp_path, text, OMP_NUM_THREADS=of_user)
+    omp, mkl = ("9" if of_user == name else "" for name in ("OMP", "MKL"))
+    ran = run(tmp_path, text, OMP_NUM_THREADS=omp, MKL_NUM_THREADS=mkl)
     assert ran.lines == [str(now)], ran.err
     assert ("; torch uses 4 threads instead of 9" in ran.err) == (now < former), ran.err
+
+
+@pytest.mark.parametrize(("num_threads", "chosen"), [(64, False), (32, False), (24, True), (16, True), (17, False)])
+def test_a_number_of_threads_that_the_program_has_set(num_threads: int, *, chosen: bool) -> None:
+    """Torch's number stays if it is neither that of the former CPUs or cores, nor more than the CPUs."""
+    assert is_chosen(num_threads, before=[64], now=16 if num_threads == 17 else 32) == chosen
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_framework_that_binds_itself(tmp_path: Path, *, strict: bool) -> None:
+    """With --strict, a process ends that runs a framework whose binding a variable switches on; others do not."""
+    (tmp_path / "tensorrt_llm.py").touch()
+    text = f"sys.path.append({str(tmp_path)!r})\nimport tensorrt_llm\ntorch.cuda.set_device(0)\n"
+    ran = run(tmp_path, text, strict=strict, TLLM_NUMA_AWARE_WORKER_AFFINITY="1", NRL_DISABLE_NUMA_BINDING="0")
+    assert ran.status == 5 * strict, ran.err
+    assert ("TensorRT-LLM binds its processes itself (TLLM_NUMA_AWARE_WORKER_AFFINITY=1)" in ran.err) == strict
+    assert "NeMo" not in ran.err
 
 
 @pytest.mark.parametrize("rank", ["", "0"], ids=["imported before", "imported after its rank named the GPU"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import gc
 import math
 import mmap
@@ -12,6 +13,7 @@ from collections import namedtuple
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,7 @@ def test_keys_are_found_as_in_a_dict() -> None:
         *("one", "one", "one", "two and a half", "tuple")
     ]
     assert shared.get("missing") is None
+    assert (list(shared.items()), list(shared.values())) == (list(original.items()), list(original.values()))
     for key in ("missing", 7, [], object()):
         with pytest.raises(KeyError):
             shared[key]
@@ -175,6 +178,7 @@ def test_bytes_are_a_read_only_view() -> None:
     """Bytes on their own come back as a memoryview; a short text and a number come back as they are."""
     shared = numapin.share(b"abc")
     assert (bytes(shared), shared.readonly) == (b"abc", True)
+    assert bytes(numapin.share(memoryview(b"abcd")[::2])) == b"ac"
     assert (numapin.share("text"), numapin.share(7), numapin.share(None)) == ("text", 7, None)
 
 
@@ -228,6 +232,58 @@ def test_a_copy_is_the_same_memory() -> None:
     assert copy.deepcopy({"x": shared["a"]})["x"][5] == 1
 
 
+def test_entries_of_a_dict_are_read_in_order() -> None:
+    """Iteration over items and values looks up no key: equal keys would otherwise need to be found."""
+    shared = numapin.share({Unequal("a"): 1, Unequal("b"): 2})
+    assert [value for _key, value in shared.items()] == list(shared.values()) == [1, 2]
+
+
+class Unequal(str):
+    """A text that is equal to no other."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Return False."""
+        return False
+
+
+class Fails:
+    """An object that cannot be pickled because a file is missing."""
+
+    def __getstate__(self) -> None:
+        """Open a file that is not there."""
+        Path("/nonexistent").read_text()
+
+
+def test_errors_of_the_data_are_kept() -> None:
+    """An OSError that an object raises is not taken for a lack of memory."""
+    with pytest.raises(FileNotFoundError):
+        numapin.share(Fails)
+
+
+class Held:
+    """An object that has the memory mapped for writing when it is to be sealed, and a little longer."""
+
+    def __getstate__(self) -> None:
+        """Map the file that is being written."""
+        (path,) = [path for path in opened_files().values() if is_writable(path)]
+        os.truncate(path, 4096)
+        mapping = mmap.mmap(int(path.name), 4096)
+        Timer(0.5, mapping.close).start()
+
+
+def test_the_seal_waits_for_a_page_that_is_in_use() -> None:
+    """Where the kernel refuses to seal the memory for a moment, the call waits."""
+    assert isinstance(numapin.share(Held), Held)
+
+
+def is_writable(path: Path) -> bool:
+    """Return whether the file behind a descriptor is not sealed."""
+    return fcntl.fcntl(int(path.name), fcntl.F_GET_SEALS) == 0
+
+
 class Calls(Dataset[int]):
     """A data set that shares in its worker."""
 
@@ -241,9 +297,83 @@ class Calls(Dataset[int]):
         return 0
 
 
+class Views(Dataset[tuple[Any, Any]]):
+    """A data set whose items are views of shared data."""
+
+    def __init__(self, shared: Any) -> None:
+        self.shared = shared
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return a row of the tensor, and one of the array."""
+        return self.shared["tensor"][index], self.shared["array"][index]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_sends_views(method: str) -> None:
+    """Items that are views of shared data arrive as copies, which do not contain the rest of the data."""
+    rows = np.arange(4 << 16).reshape(4, -1)
+    views = Views(numapin.share({"tensor": torch.from_numpy(rows), "array": rows}))
+    loader = DataLoader(
+        views, batch_size=None, collate_fn=tuple, num_workers=1, timeout=60, multiprocessing_context=method
+    )
+    for index, (tensor, array) in enumerate(loader):
+        assert np.array_equal(array, rows[index])
+        assert torch.equal(tensor, torch.from_numpy(rows[index]))
+        assert tensor.untyped_storage().nbytes() == rows[index].nbytes
+
+
+class Particular:
+    """An object whose state is a list, and that takes nothing else."""
+
+    def __init__(self) -> None:
+        self.numbers = list(range(5000))
+
+    def __getstate__(self) -> list[int]:
+        """Return the numbers."""
+        return self.numbers
+
+    def __setstate__(self, state: list[int]) -> None:
+        """Take the numbers."""
+        assert type(state) is list
+        self.numbers = state
+
+
+def test_states_of_objects_keep_their_type() -> None:
+    """Objects that are restored from a long list or dict get one: arrays of objects, and classes that insist on it."""
+    mixed = np.array([None, "text", 3] * 1000, dtype=object)
+    records = np.array([("a", None)] * 2000, dtype=[("name", "U3"), ("value", "O")])
+    many = Point(1, 2), Images()
+    many[1].__dict__.update((f"a{number}", number) for number in range(2000))
+    shared = numapin.share({"mixed": mixed, "records": records, "particular": Particular(), "many": many})
+    assert np.array_equal(shared["mixed"], mixed)
+    assert np.array_equal(shared["records"], records)
+    assert shared["particular"].numbers == list(range(5000))
+    assert shared["many"][1].a1999 == 1999
+    assert repr(shared["many"][1].samples) == "<numapin.share: list of 20000 entries>"
+
+
+def endless() -> list[object]:
+    """Return a long list that contains itself."""
+    entries: list[object] = [None] * 2000
+    entries[0] = entries
+    return entries
+
+
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "a long text": (lambda: numapin.share("x" * (1 << 20)), "a text of 1048576 characters", "encoded bytes"),
     "keys": (lambda: numapin.share({object(): 1}), "a key is of type object", "text or numbers"),
+    "NaN as key": (lambda: numapin.share({math.nan: 1}), "a key is NaN", "text or numbers"),
+    "a generator": (
+        lambda: numapin.share(n for n in range(3)),
+        "TypeError: cannot pickle 'generator'",
+        "can be pickled",
+    ),
+    "a function": (lambda: numapin.share([lambda: 1]), "AttributeError: ", "can be pickled"),
+    "a cycle": (lambda: numapin.share(endless()), "RecursionError: ", "can be pickled"),
     "a device": (lambda: numapin.share([torch.empty(2, device="meta")]), "its device is meta", r"tensor\.cpu\(\)"),
     "a placement": (lambda: numapin.share([1], placement="near"), "'near' is unknown", "interleave, per-node"),
     "a pickle": (lambda: pickle.dumps(numapin.share([1])), "only for a new process", "before the process starts"),
