@@ -170,20 +170,18 @@ numapin.share(load, timeout_s=10)
 
 
 def test_another_program_at_the_socket_is_ignored() -> None:
-    """Connections that are silent for too long, or send something else, do not disturb the ranks."""
+    """A connection that sends something else does not disturb the ranks."""
     text = f"""{BEGIN}
-import re, socket
-from numapin.sharing import meeting
-meeting._REQUEST_S = 0.2
-opened = []
+import contextlib, socket
 def disturb():
-    (name,) = re.findall("@(numapin-share-.*)", pathlib.Path("/proc/net/unix").read_text())
-    for content in (b"", b"?"):
-        opened.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        opened[-1].connect(chr(0) + name)
-        if content:
-            opened[-1].send(content)
-    return [1]
+    for fd in range(3, 50):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+            address = own.getsockname()
+            if isinstance(address, bytes): # the name of a socket without a file
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                    connection.connect(address)
+                    connection.send(b"?")
+                return [1]
 if os.environ["RANK"] == "1":
     time.sleep(2)
 numapin.share(disturb, timeout_s=20)
@@ -217,7 +215,8 @@ def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
     for rank in found:
         os.kill(rank["pid"], signal.SIGKILL)
     assert wait_until(lambda: not mapped(found[0]["files"][0]), limit_s=60)
-    assert "numapin-share" not in Path("/proc/net/unix").read_text()
+    sockets = Path("/proc/net/unix")  # of other jobs, too, which end
+    assert wait_until(lambda: "numapin-share" not in sockets.read_text(), limit_s=60)
     places = (tmp_path, Path("/dev/shm"))  # noqa: S108 - only looked at
     assert not [path for place in places for path in place.rglob("*numapin-share*")]
 
