@@ -210,7 +210,8 @@ def _qemu_command(machine: VmMachine, share: Path) -> list[str]:
         *_shared_folder("root", Path("/"), "readonly=on"),
         *_shared_folder("share", share, "readonly=off"),
         *("-kernel", str(cache() / "vmlinuz"), "-initrd", str(cache() / "initrd.gz")),
-        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off"),
+        # no_timer_check: on a busy host the emulated timer may be late, for which the kernel would panic
+        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check"),
         *("-display", "none", "-vga", "none", "-nic", "none", "-serial", "stdio", "-no-reboot"),
     ]
 
