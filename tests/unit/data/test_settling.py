@@ -104,12 +104,12 @@ class TestPinning:
     ) -> None:
         """Batches arrive in another order than they are due."""
         wall, properties = gate
-        pinned: list[int] = []
+        begun: list[int] = []
         pin = Slot.pin
 
         def note(slot: Slot, driver: Driver, device: int) -> None:
+            begun.append(slot.number)
             pin(slot, driver, device)
-            pinned.append(slot.number)
 
         monkeypatch.setattr(Slot, "pin", note)
         with loopback(**properties) as loop:
@@ -123,8 +123,8 @@ class TestPinning:
             wall.is_open.set()
             waiting.join()
             loop.settle()
-        assert len(pinned) == 6
-        assert pinned.index(due.number) <= 2  # two were begun before
+        assert len(begun) == 6
+        assert begun.index(due.number) <= 3  # two were begun before, and another thread may begin one at the same time
 
     def test_a_slot_may_be_larger_than_its_batch_was(self, fake_cuda: FakeCuda) -> None:
         """Pages that no batch needed so far exist before the slot is used again, so that no write can fail."""
