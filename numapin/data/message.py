@@ -56,7 +56,7 @@ IN_MESSAGE: Final = -2
 
 
 class Report(NamedTuple):
-    """What the rank has to know about a worker's slots; sent with a batch."""
+    """News of a worker's slots, sent to the rank with a batch."""
 
     kept: tuple[int, ...] = ()  # slots, besides the batch's own, that the worker still refers to
     refused: tuple[int, ...] = ()  # granted slots that the worker cannot use
@@ -87,17 +87,14 @@ class Head(NamedTuple):
     buffers: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool] | int | None, ...]
     body_room: tuple[int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
     small: bytes = b""  # the batch's memory, if it is in the message
-    kept: tuple[int, ...] = ()  # the next four as in `Report`
-    refused: tuple[int, ...] = ()
-    inherited: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
+    report: Report = NOTHING
 
 
 def encode(head: Head, body: bytes) -> bytes:
     """Return a batch as bytes. Its rooms must be plain tuples, which is all that marshal writes."""
     if head.miss is not None:
         head = head._replace(miss=head.miss.value)  # type: ignore[arg-type]
-    return marshal.dumps((*head, body))
+    return marshal.dumps((*head[:-1], tuple(head.report), body))
 
 
 def encode_plain(message: object) -> bytes:
@@ -110,8 +107,8 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     fields = marshal.loads(message)  # noqa: S302 - from our own worker
     if type(fields) is bytes:
         return None, pickle.loads(fields)  # noqa: S301 - the same
-    *others, body = fields
-    head = Head(*others)
+    *others, report, body = fields
+    head = Head(*others, Report(*report))
     return head if head.miss is None else head._replace(miss=Miss(head.miss)), body
 
 

@@ -415,10 +415,11 @@ class Packer(ForkingPickler):
                     made_bytes = written.capacity if written.is_new else 0
                     small = bytes(written.view[:end]) if slot == IN_MESSAGE else b""
                 report = self._slots.report(slot)
-            sizes = end, made_bytes, num_bytes + self._missing_bytes, wanted_bytes + self._missing_bytes
+            num_bytes, wanted_bytes = num_bytes + self._missing_bytes, wanted_bytes + self._missing_bytes
+            sizes = end, made_bytes, num_bytes, wanted_bytes
             places = tuple(self._storages), tuple(self._buffers), body_room, small
-            head = Head._make((number, self._worker, slot, *sizes, self._miss, *places, *report))
-            self._are_many_kept = len(head.kept) > MOST_KEPT
+            head = Head(number, self._worker, slot, *sizes, self._miss, *places, report)
+            self._are_many_kept = len(report.kept) > MOST_KEPT
             is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
         finally:

@@ -271,7 +271,7 @@ class DataPath:
         self.counts.note_arrival(head)
         if head.miss is not None:
             self.notices.report_miss(head.miss)
-        if len(head.kept) > MOST_KEPT:
+        if len(head.report.kept) > MOST_KEPT:
             self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:

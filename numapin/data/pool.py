@@ -106,13 +106,13 @@ class Pool:
         """
         worker = head.worker
         self.sizes.note(head.wanted_bytes)
-        for note in head.notes:
+        for note in head.report.notes:
             self.spec.report(note)
-        for number in head.refused:
+        for number in head.report.refused:
             self._give_up(self._granted[worker].pop(number, None))
         if self.spec.poison:
             for slot in self.slots:
-                slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.kept)
+                slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.report.kept)
         self.note_inherited(head)
         if head.slot == NO_SLOT:
             return NO_MEMORY, None
@@ -131,8 +131,8 @@ class Pool:
 
     def note_inherited(self, head: Head) -> None:
         """Mark the slots that a child may read which was forked in the worker; also of a batch that is never lent."""
-        if head.inherited:
-            for number in self._slots.keys() & head.inherited:
+        if head.report.inherited:
+            for number in self._slots.keys() & head.report.inherited:
                 self._slots[number].is_inherited = True
 
     def _adopt(self, head: Head) -> Slot:
@@ -142,7 +142,7 @@ class Pool:
             try:
                 slot = Slot.map(head.slot, fd, head.made_bytes, worker=head.worker)
                 slot.is_settled = not self._settling.is_needed
-                slot.is_inherited = head.slot in head.inherited
+                slot.is_inherited = head.slot in head.report.inherited
                 self._slots[slot.number] = slot  # before it is pinned: `close` unpins what is here
             except BaseException:  # Ctrl-C, too
                 self._slots.pop(head.slot, None)

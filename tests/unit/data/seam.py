@@ -11,7 +11,19 @@ from numapin.data.casting import casts_of
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import HandedDown, Handover
 from numapin.data.locality import Locality, find_locality
-from numapin.data.message import DTYPES, NO_GRANT, NO_SLOT, Grant, Head, Miss, Parcel, decode, encode_plain, unpack
+from numapin.data.message import (
+    DTYPES,
+    NO_GRANT,
+    NO_SLOT,
+    Grant,
+    Head,
+    Miss,
+    Parcel,
+    Report,
+    decode,
+    encode_plain,
+    unpack,
+)
 from numapin.data.message import encode as message_encode
 from numapin.data.opening import Copier, Lender, _Copy, copied, is_small, small_runs
 from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots

@@ -357,7 +357,7 @@ class TestEnd:
         """The batch was collated, but something else was returned; the slot waits in the worker for the next one."""
         assert loop.begin().allocate(torch.float32, (100,)) is not None
         head = loop.send("something else").head
-        assert (head.slot, head.miss, head.refused) == (NO_SLOT, None, ())
+        assert (head.slot, head.miss, head.report.refused) == (NO_SLOT, None, ())
         assert in_slot(loop, ramp(100)).slot == granted
 
     def test_a_batch_collated_and_dropped_is_nothing_to_the_next(self, loop: Loopback, granted: int) -> None:

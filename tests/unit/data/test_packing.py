@@ -19,6 +19,7 @@ from tests.unit.data.seam import (
     Lender,
     Miss,
     Parcel,
+    Report,
     decode,
     encode_plain,
     is_small,
@@ -41,9 +42,7 @@ HEAD: Final = Head(
     miss=None,
     storages=((0, 100), (256, 17)),
     buffers=((0, 5, (4, 25), (25, 1), 0, True), None, 1),
-    refused=(8, 9),
-    kept=((5 << 32) + 1,),
-    notes=("memory on node 1 was refused",),
+    report=Report(kept=((5 << 32) + 1,), refused=(8, 9), notes=("memory on node 1 was refused",)),
 )
 LAYOUTS: Final[dict[str, Callable[[], torch.Tensor]]] = {
     "0-dim": lambda: torch.tensor(7.5),

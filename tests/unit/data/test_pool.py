@@ -28,7 +28,7 @@ from tests.data.loopback import (
     num_open,
 )
 from tests.unit.data import seam
-from tests.unit.data.seam import Miss, Pool, Slot, memory, placement, unused_slots_hidden
+from tests.unit.data.seam import Miss, Pool, Report, Slot, memory, placement, unused_slots_hidden
 from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
@@ -126,7 +126,7 @@ class TestWorkers:
         two.begin(1)
         del free
         two.pool.reclaim()
-        two.pool.lend(make_head(inherited=(*numbers, 12345)))
+        two.pool.lend(make_head(report=Report(inherited=(*numbers, 12345))))
         two.pool.recover()
         del lent_now
         two.start_workers()
@@ -168,7 +168,7 @@ class TestWorkers:
         lent(loop, kept.copy_(BATCH))
         (number,) = numbers(loop)
         head = loop.send(-BATCH).head
-        assert (head.refused, head.miss) == ((number,), None)
+        assert (head.report.refused, head.miss) == ((number,), None)
         assert number not in numbers(loop)
         for _ in range(5):
             assert torch.equal(lent(loop, -BATCH), -BATCH)
