@@ -22,7 +22,7 @@ test: $(READY)  ## run the tests, but for those of `make machines`; the few that
 	@echo "tests in virtual machines, below real engines and of several hosts: make machines"
 
 machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, and of several hosts
-	$(PYTEST) --numprocesses=4 --dist=loadgroup --no-loadscope-reorder tests/engines tests/vm
+	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder tests/engines tests/vm
 
 check: lint types test machines  ## what CI runs
 
