@@ -272,7 +272,7 @@ class _Settler:
         self._serve()  # Ctrl-C may have kept the thread that was meant for it from starting
 
     def _serve(self) -> None:
-        """Start one more thread if there may be one; run the jobs here if there is none and none can be started."""
+        """Start another thread, up to the limit; if none runs and none can be started, run the jobs here."""
         if not self._idle:
             return
         try:
@@ -290,7 +290,7 @@ class _Settler:
         with self._lock:
             if not self._idle or not self._jobs:
                 return
-            lock = self._idle.pop()  # here: whoever starts a thread does not know, after Ctrl-C, whether it runs
+            lock = self._idle.pop()  # here, because after Ctrl-C the starter does not know whether this thread runs
         while True:
             with self._lock:
                 if not self._jobs:

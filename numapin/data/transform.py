@@ -139,10 +139,10 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What the loop gets, or an error that was raised when its batch was opened, in a wrapper.
+    """The result of one batch.
 
     Attributes:
-        value: Either of them.
+        value: The loop's batch, or a wrapper of the error that was raised while it was opened.
         storages: The memory of its tensors.
         event: The event after which it is ready; None without one.
         error: Ctrl-C, or another error that is no Exception, instead of a value.

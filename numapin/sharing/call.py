@@ -34,11 +34,11 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
     rank has it. Without a launcher, the process is alone. The memory is sealed, and has no name: it is gone when the
     last process that uses it has ended, however that ends.
 
-    A list or tuple comes back as a read-only sequence, a dict as a read-only mapping; each access makes the entry anew.
-    Tensors, numpy arrays and Arrow tables come back as views of the memory. numpy's are read-only. Tensors require no
-    gradient; a write to one copies the page for this process alone. Bytes come back as a read-only memoryview. Any
-    other object is unpickled in each process; the tensors and arrays in it, and lists and dicts of 1,000 or more
-    entries, are in the shared memory.
+    A list or tuple comes back as a read-only sequence, a dict as a read-only mapping; each access creates a new copy of
+    the entry. Tensors, numpy arrays and Arrow tables come back as views of the memory. numpy's are read-only. Tensors
+    require no gradient; a write to one copies the page for this process alone. Bytes come back as a read-only
+    memoryview. Any other object is unpickled in each process; the tensors and arrays in it, and lists and dicts of
+    1,000 or more entries, are in the shared memory.
 
     Args:
         data: A function without arguments that makes the data, which only the first rank of the host calls; or the

@@ -37,7 +37,7 @@ _ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _CONTAINERS: Final = frozenset({list, tuple, dict})
 
 Reference = tuple[Any, ...]
-"""What a pickle has in place of data that lies elsewhere: its kind, position and shape."""
+"""A pickle's stand-in for data that is stored elsewhere: kind, position and shape."""
 
 
 def pack(data: object, draft: Unsealed) -> None:
@@ -73,7 +73,9 @@ class Writer:
         """Write a value that is to lie outside of the pickle, and return the reference; None: it is to be pickled."""
         kind = type(value)
         is_long = kind in _CONTAINERS and (len(value) >= _LONG or value is self.outermost)
-        if not is_long and not _is_tensor(value):
+        torch = sys.modules.get("torch")
+        is_tensor = torch is not None and kind is torch.Tensor
+        if not is_long and not is_tensor:
             return None
         if id(value) not in self._written:
             put = self._put_dict if kind is dict else self._put_list if is_long else self._put_tensor
@@ -144,11 +146,6 @@ class _Pickler(pickle.Pickler):
     def _put_buffer(self, buffer: pickle.PickleBuffer) -> None:
         raw = buffer.raw()
         self.spans.extend((self._writer.draft.put(raw, is_aligned=True), raw.nbytes))
-
-
-def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and type(value) is torch.Tensor
 
 
 def _is_plain(values: Iterable[Any]) -> bool:

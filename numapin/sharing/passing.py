@@ -27,7 +27,7 @@ _PROTOCOL: Final = 4  # numpy's and Arrow's way without buffers out of the pickl
 _registered: Final[set[str]] = set()
 
 Reduced = Any
-"""What pickle makes an object of: a function and its arguments."""
+"""The function and arguments from which pickle rebuilds an object."""
 
 
 def register() -> None:

@@ -30,7 +30,7 @@ def read(sealed: Sealed) -> Any:  # noqa: ANN401 - data of any kind
 
 
 class SharedList(Sequence[Any]):
-    """A list or tuple in shared memory. It cannot be changed; each access makes the entry anew."""
+    """A list or tuple in shared memory. It cannot be changed; each access creates a new copy of the entry."""
 
     __slots__ = ("_bytes", "_decode", "_reference", "_sealed", "_starts")
 
@@ -96,7 +96,7 @@ class _Values(ValuesView[Any]):
 
 
 class SharedDict(Mapping[Any, Any]):
-    """A dict in shared memory. It cannot be changed; each access makes the value anew."""
+    """A dict in shared memory. It cannot be changed; each access creates a new copy of the value."""
 
     __slots__ = ("_hashes", "_keys", "_order", "_reference", "_sealed", "entries")
 

@@ -45,7 +45,7 @@ _FEW_PAGES: Final = 64
 
 
 class Placing(StrEnum):
-    """Where the pages of shared data lie."""
+    """The placement of shared data on NUMA nodes."""
 
     INTERLEAVE = "interleave"
     """One copy, whose pages alternate between the nodes."""

@@ -34,7 +34,7 @@ _RECORD: Final = "/torch/distributed/elastic/multiprocessing/errors/__init__.py"
 
 
 def failure_block(failure: JobFailure, *, file: str) -> list[str]:
-    """Return the block, whose first line follows "numapin: error: "; `file` has all frames, "" if there is none."""
+    """Return the block; its first line goes after "numapin: error: ". `file` has the whole traceback, "" if none."""
     rank = failure.first
     if failure.elsewhere is not None:
         first = failure.elsewhere
