@@ -108,7 +108,7 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     if type(fields) is bytes:
         return None, pickle.loads(fields)  # noqa: S301 - the same
     *others, report, body = fields
-    head = Head(*others, Report(*report))
+    head = Head._make((*others, Report(*report)))
     return head if head.miss is None else head._replace(miss=Miss(head.miss)), body
 
 
