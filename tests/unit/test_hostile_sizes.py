@@ -93,6 +93,7 @@ def test_files_are_answered_soon(tmp_path: Path) -> None:
     assert [row for row in rows if row[3] >= most[row[0]] or not row[1].startswith(ANSWERS)] == []
     best, bound = {row[0]: row[2] for row in rows}, SECONDS * slowness()
     for _ in range(2):  # what an answer costs is the least of several times: a machine shares its cores with others
+        bound = max(bound, SECONDS * slowness())  # what else runs on the machine may have come after the first look
         late = {name for name, seconds in best.items() if seconds > bound}
         again = answered(tmp_path, *{name.split(":")[0] for name in late}, num_bytes=LARGE) if late else []
         best |= {row[0]: min(row[2], best[row[0]]) for row in again}

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import filterfalse, islice, product
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_NICS, MAX_NODES
+from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import GPU_PREFIX, listed
 from numapin.topology.address import pci_address
@@ -273,6 +273,8 @@ def _read_library_devices(whole: PciReading, below: list[Element]) -> list[PciRe
         match = support.hwloc_name and support.hwloc_name.fullmatch(name)
         if not match:
             continue
+        if len(found) > MAX_GPUS:  # `build` refuses that many
+            break
         reading = replace(
             whole,
             vendor=support.vendor,
