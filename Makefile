@@ -18,7 +18,7 @@ demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where t
 
 test: $(READY)  ## run the tests, but for those of `make machines`; the few that fail run once more, alone
 	$(PYTEST) --numprocesses=4 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
-	$(BIN)/python -m pytest -rfEs -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
+	$(PYTEST) --numprocesses=0 -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
 	@echo "tests in virtual machines, below real engines and of several hosts: make machines"
 
 machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, and of several hosts
