@@ -551,9 +551,11 @@ class Packer(ForkingPickler):
                 return False
             number = found
             ranges.append((first, last, number))
+        shape, stride = tuple(tensor.shape), tensor.stride()
         is_whole = is_contiguous and tensor.nbytes == self._storages[number][1] and dtype in _COPIED
-        shape = tuple(tensor.shape)
-        self._next = (number, _DTYPE_NUMBERS[dtype], shape, tensor.stride(), begin - first, is_whole)
+        if is_whole and 1 in shape:  # a contiguous tensor may have any stride there, as channels_last does
+            is_whole = stride == _strides_of(shape)
+        self._next = (number, _DTYPE_NUMBERS[dtype], shape, stride, begin - first, is_whole)
         return True
 
     def _reduce_array(self, array: Any) -> Reduced:
@@ -626,6 +628,15 @@ class Packer(ForkingPickler):
             return None
         self._storages.append(room)
         return len(self._storages) - 1
+
+
+def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides that torch gives a new contiguous tensor."""
+    strides, num_elements = [], 1
+    for size in reversed(shape):
+        strides.append(num_elements)
+        num_elements *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -127,7 +127,8 @@ def _content(tensor: torch.Tensor) -> object:
         return [_content(part) for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values())]
     if tensor.device.type == "meta":
         return tensor.stride()
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # clone(), because contiguous() keeps the strides of a tensor with one element
+    flat = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     return tuple(tensor.shape), tensor.stride(), _digest(flat.view(torch.uint8).numpy().tobytes())
 
 

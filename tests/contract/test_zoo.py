@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.datasets import Made
 from tests.contract.describe import Described, assert_same_batches
+from tests.contract.fuzzed import run_epoch
 from tests.contract.seam import Miss
 from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, reused, watch
 from tests.contract.zoo import KINDS, ROUNDS, TORCHS_WAY, from_zoo, of_each_kind
@@ -57,3 +58,8 @@ def test_all_kinds_in_turn(loader_class: LoaderClass, method: str | None) -> Non
         return watch(lambda: of(dataset, collate_fn=from_zoo, **(workers if context else {})), (20, None))
 
     assert_same_seen(made(loader_class, method), made(TORCH, "fork" if method else None))
+
+
+def test_random_batches() -> None:
+    """Batches of random parts arrive as they were made; `python -m tests.contract.fuzzed` checks more of them."""
+    assert run_epoch(4, 0, 150) > 0

@@ -226,6 +226,7 @@ ZOO: dict[str, Callable[[int], Any]] = {
     # Layouts
     "transposed": lambda k: row(k, (64, 96)).t(),
     "channels-last": lambda k: row(k, (4, 3, 40, 40)).contiguous(memory_format=torch.channels_last),
+    "channels-last-of-one": lambda k: row(k, (4, 1, 40, 40)).to(memory_format=torch.channels_last),
     "every-other": lambda k: row(k, (200, 100))[::2, ::3],
     "slice": lambda k: row(k, (100, 100))[40:90],
     "expanded": lambda k: row(k, (1, 4096)).expand(8, 4096),
