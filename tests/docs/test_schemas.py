@@ -83,7 +83,10 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 def documented(table: str, prefix: str = "") -> dict[str, str]:
-    """Return path -> type from a table. A row may have several fields of one object, or be an object with its table."""
+    """Return path -> type from a table, and of each object around a field.
+
+    A row may have several fields of one object, or be an object with its table.
+    """
     found = {} if prefix else {"schema": "string"}
     for row in ROW.finditer(table):
         first, *others = re.findall(r"`([^`]+)`", row["paths"])
@@ -93,7 +96,13 @@ def documented(table: str, prefix: str = "") -> dict[str, str]:
         found |= {f"{prefix}{path}": f"object{or_null}" if link else kind for path in paths}
         if link:
             found |= documented(OBJECTS[kind], f"{prefix}{first}.")
-    return found
+    return found if prefix else {parent: "object" for path in found for parent in parents_of(path)} | found
+
+
+def parents_of(path: str) -> list[str]:
+    """Return the objects that a field is in, which need no row of their own."""
+    names = path.split(".")
+    return [".".join(names[:end]) for end in range(1, len(names))]
 
 
 def flattened(value: object, path: str = "") -> Iterator[tuple[str, object]]:
