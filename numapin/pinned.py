@@ -146,11 +146,6 @@ def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device:
     num_forks = ours.idle.num_forks
     memory, placement = _map(num_bytes, home)
     address = address_of(memory)
-    try:
-        cuda.register(device, address, num_bytes)
-    except CudaRefused as error:
-        raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
-    PINNED.add(num_bytes)
     is_elsewhere = bool(home.nodes and placement.pages) and not home.nodes.issuperset(placement.pages or ())
     locked = Locked(
         memory=memory,
@@ -160,6 +155,15 @@ def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device:
         nodes=None if is_elsewhere else home.nodes,  # once it is freed, a new block may get the right node
         num_forks=num_forks,
     )
+    try:
+        cuda.register(device, address, num_bytes)
+        PINNED.add(num_bytes)
+    except CudaRefused as error:
+        raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
+    except BaseException:  # Ctrl-C: registered memory must not be unmapped
+        with suppress(CudaRefused):  # it is not registered yet
+            cuda.unregister(device, address)
+        raise
     return locked, placement.shortfalls
 
 

@@ -346,6 +346,17 @@ class TestReuse:
         assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
         assert gpu.registered_bytes() == PAGE
 
+    def test_ctrl_c_while_it_is_registered(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Memory that is about to be unmapped is not registered any more."""
+
+        def interrupt(_num_bytes: int) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(PINNED, "add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pinned.empty(PAGE, torch.uint8)
+        assert gpu.registered_bytes() == 0
+
     def test_the_budget_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Idle bytes are part of the pinned ones."""
         monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)
