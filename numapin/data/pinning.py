@@ -15,13 +15,13 @@ from collections import deque
 from contextlib import suppress
 from functools import cache, partial
 from queue import Empty, SimpleQueue
-from threading import Lock, RLock, Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import gib
 from numapin.data.blocks import IDLE_S, IdleBlocks
 from numapin.errors import NumapinError
-from numapin.system.cuda import CudaRefused, Driver
+from numapin.system.cuda import CudaRefused, Driver, making
 from numapin.system.pages import PINNED
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _LONGEST_PAUSE_S: Final = 1.0
 _ENDS_S: Final = 2.0
 _NUM_THREADS: Final = 2
-_making: Final[dict[int, RLock]] = {}  # by process: a forked child may inherit a held one
 
 
 class ExitLock:
@@ -148,7 +147,7 @@ class Reclaimer:
 
 def reclaimer(driver: Driver) -> Reclaimer:
     """Return this process's reclaimer."""
-    with _making.setdefault(os.getpid(), RLock()):  # threads that come at once get the same one, also in a finalizer
+    with making():  # threads that come at once get the same one
         return _reclaimer_of(driver, os.getpid())
 
 
