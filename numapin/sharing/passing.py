@@ -8,6 +8,7 @@ start.
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from numapin.sharing.sealed import Sealed
 
+_COLLATES: Final = r"torch\.utils\.data\._utils\.collate"
 _PROTOCOL: Final = 4  # numpy's and Arrow's way without buffers out of the pickle
 _registered: Final[set[str]] = set()
 
@@ -38,6 +40,8 @@ def register() -> None:
             _registered.add(library)
             kind = {"numpy": "ndarray", "torch": "Tensor", "pyarrow": "Buffer"}[library]
             ForkingPickler.register(getattr(module, kind), reduce_one)
+            if library == "numpy":  # torch.as_tensor warns of a crash that a write to this memory cannot cause
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable", module=_COLLATES)
 
 
 def _find(address: int, num_bytes: int) -> tuple[Sealed, int] | None:
