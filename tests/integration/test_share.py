@@ -39,12 +39,12 @@ time.sleep(1000)
 """
 
 
-def ranks(text: str, num_ranks: int, *, contained: int | None = None, **changes: str) -> list[Any]:
-    """Start ranks without a launcher, as one would, one of them in a PID namespace; return how each ended."""
+def ranks(text: str, num_ranks: int, **changes: str) -> list[Any]:
+    """Start ranks without a launcher, as one would, rank CONTAINED in a PID namespace; return how each ended."""
     job = {"LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(os.getpid()), "NUMAPIN_RUN_DIR": ""}
     started = [
         subprocess.Popen(
-            [*(IN_CONTAINER if rank == contained else ()), sys.executable, "-c", text],
+            [*(IN_CONTAINER if changes.get("CONTAINED") == str(rank) else ()), sys.executable, "-c", text],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -195,7 +195,7 @@ def test_another_container_gets_no_data(contained: int) -> None:
     """A process in another PID namespace is refused by either side, although it has the same user and network."""
     if call(*IN_CONTAINER, "true").status:
         pytest.skip("no right to make a PID namespace here (unshare --pid)")
-    done = ranks(f"{BEGIN}\nshow(found=numapin.share([1], timeout_s=10)[0])", 2, contained=contained)
+    done = ranks(f"{BEGIN}\nshow(found=numapin.share([1], timeout_s=10)[0])", 2, CONTAINED=str(contained))
     assert [rank.status for rank in done] == [1, 1], done
     assert "local rank 1 did not call numapin.share within 10 s" in done[0].err
     problem = {0: "ended before it had shared the data", 1: "belongs to another user or container"}[contained]
