@@ -19,10 +19,9 @@ from numapin.bench import transfer as transfer_bench
 from numapin.bench.machine import read_machine
 from numapin.bench.model import BenchReport, summarize
 from numapin.bench.verdict import verdict_of
-from numapin.cli.early_end import EarlyEnd
+from numapin.cli.interrupts import EarlyEnd, require_torch
 from numapin.cli.options import FilePath, Parsed, topology_from
 from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
-from numapin.cli.torch_import import require_torch
 from numapin.errors import NumapinError
 from numapin.view.bench_table import bench_table
 

@@ -16,7 +16,7 @@ from numapin.base.formats import duration
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.cli.early_end import EarlyEnd
+from numapin.cli.interrupts import EarlyEnd, require_torch
 from numapin.cli.options import FilePath, Parsed, topology_from
 from numapin.cli.output import (
     clear_status,
@@ -28,7 +28,6 @@ from numapin.cli.output import (
     show_status,
     write,
 )
-from numapin.cli.torch_import import require_torch
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
