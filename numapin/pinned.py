@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from numapin.base.text import printable
-from numapin.data.arguments import sizes_of
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.pinning import Locked, reclaimer, whole_pages
+from numapin.data.pinning import Locked, reclaimer, sizes_of, whole_pages
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, driver
 from numapin.system.memory import address_of

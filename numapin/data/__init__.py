@@ -17,7 +17,6 @@
     torch_names.py  the private names of torch that all this is built on, and whether this torch has them
     stateful.py     the same path for torchdata's StatefulDataLoader
     casting.py      change the tensors in nested containers, and narrow those of batches
-    arguments.py    check shapes and numbers that a user gave
     forking.py      start the workers, safely with CUDA, and restart those whose fork hung
     message.py      what travels between a worker and the rank, and how a batch is rebuilt from it
     queues.py       torch's two queues, over pipes without locks

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from numapin.base.stderr import say
 from numapin.data import packing
-from numapin.data.arguments import sizes_of
+from numapin.data.pinning import sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import math
 import mmap
+import operator
 import os
 import sys
 import threading
 import time
 from bisect import bisect_left, insort_left
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
-from numapin.errors import NumapinError
+from numapin.errors import NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, Driver, making
 from numapin.system.pages import PINNED
 
@@ -118,6 +120,18 @@ class IdleBlocks:
         """Unmap all in a child: otherwise what the parent gives back stays until the child ends."""
         self._since_s.clear()
         self._by_nodes.clear()
+
+
+def sizes_of(shape: int | Iterable[int]) -> tuple[int, ...]:
+    """Return the size of each dimension.
+
+    Raises:
+        UsageError: A size is negative.
+    """
+    sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"shape {sizes} has a negative size", "pass the size of each dimension")
+    return sizes
 
 
 def whole_pages(num_bytes: int) -> int:
