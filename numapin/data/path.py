@@ -296,7 +296,6 @@ class DataPath:
             stepped_s=self._untold_stepped_s,
             num_steps=self._num_untold,
             num_bytes=num_bytes - self._num_bytes_told,
-            copy_gbps=0.0 if self._mover is None else self._mover.gbps or 0.0,
         )
         self._untold_waited_s = self._untold_stepped_s = 0.0
         self._num_untold, self._num_bytes_told = 0, num_bytes
