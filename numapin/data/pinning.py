@@ -93,9 +93,10 @@ class IdleBlocks:
         place = bisect_left(blocks, num_bytes, key=_size_of)
         if place == len(blocks) or blocks[place].num_bytes > num_bytes + num_bytes // _SPARE:
             return None
-        block = blocks.pop(place)
-        del self._since_s[block]
-        return replace(block, num_forks=self.num_forks)
+        taken = replace(blocks[place], num_forks=self.num_forks)  # first: Ctrl-C in between would lose the block
+        del self._since_s[blocks[place]]
+        del blocks[place]
+        return taken
 
     def drop(self, *, num_bytes: float = math.inf, since_s: float = math.inf) -> list[Locked]:
         """Remove and return idle blocks, longest idle first, until `num_bytes` are dropped.
@@ -151,32 +152,23 @@ _NUM_THREADS: Final = 2
 
 
 class ExitLock:
-    """A lock for blocks of background threads: `with lock as may_work:`. When Python ends, it waits for the last one.
+    """A lock for blocks of background threads, which do nothing once `is_over`. Python's end waits for the last block.
 
-    A thread that is in torch when the interpreter ends aborts the process: torch takes the GIL again in destructors,
-    where Python cannot end the thread. A thread that hangs in the driver must not keep a failed rank alive, so the wait
-    is short.
+    Enter `lock` itself: Ctrl-C in a method that takes or releases it would leave it locked for good. A thread that is
+    in torch when the interpreter ends aborts the process: torch takes the GIL again in destructors, where Python cannot
+    end the thread. A thread that hangs in the driver must not keep a failed rank alive, so the wait is short.
     """
 
     def __init__(self) -> None:
-        self._lock, self._pid = Lock(), os.getpid()
+        self.lock, self._pid = Lock(), os.getpid()
         self.is_over = False
         atexit.register(self._end)
-
-    def __enter__(self) -> bool:
-        """Return whether the block may do anything."""
-        self._lock.acquire()
-        return not self.is_over
-
-    def __exit__(self, *_: object) -> None:
-        """Let the next one in."""
-        self._lock.release()
 
     def _end(self) -> None:
         if os.getpid() == self._pid:  # a child that the user forked may have inherited a held lock
             self.is_over = True
-            if self._lock.acquire(timeout=_ENDS_S):
-                self._lock.release()
+            if self.lock.acquire(timeout=_ENDS_S):
+                self.lock.release()
 
 
 class Reclaimer:
@@ -191,7 +183,7 @@ class Reclaimer:
 
         self._driver, self._pid = driver, os.getpid()
         self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, so finalizers may call it
-        self._lock = ExitLock()
+        self._exit = ExitLock()
         self._quarantine: Quarantine[Locked] = Quarantine(lambda: driver)
         self.idle = IdleBlocks()
         self._passed: list[Locked] = []  # to be released
@@ -208,8 +200,8 @@ class Reclaimer:
         It never blocks, except on drivers before R555: they have no context events, so it waits for the devices. While
         torch captures a CUDA graph, the memory waits for its end. When Python ends, nothing is released.
         """
-        with self._lock as may_work:
-            if not may_work:
+        with self._exit.lock:
+            if self._exit.is_over:
                 return False
             with suppress(Empty):
                 while True:
@@ -223,15 +215,23 @@ class Reclaimer:
     def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
         """Return a block for this many bytes that was used before, if there is one."""
         self.release_unused()
-        with self._lock as may_work:
-            return self.idle.take(nodes, num_bytes) if may_work else None
+        locked = None
+        try:
+            with self._exit.lock:
+                if not self._exit.is_over:
+                    locked = self.idle.take(nodes, num_bytes)
+        except BaseException:  # Ctrl-C: registered memory must not be unmapped
+            if locked is not None:
+                self.add(locked)
+            raise
+        return locked
 
     def trim(self, num_bytes: float = math.inf) -> int:
         """Release at least this many bytes of idle blocks, if there are as many; return how many it was."""
         self.release_unused()
-        with self._lock as may_work:
+        with self._exit.lock:
             num_passed = len(self._passed)
-            self._passed += self.idle.drop(num_bytes=num_bytes) if may_work else ()
+            self._passed += () if self._exit.is_over else self.idle.drop(num_bytes=num_bytes)
             num_dropped_bytes = sum(locked.num_bytes for locked in self._passed[num_passed:])
             with suppress(CudaRefused):
                 self._release_passed()
@@ -239,7 +239,7 @@ class Reclaimer:
 
     def _release_passed(self) -> None:
         """Release memory that no device can be reading. Raises CudaRefused."""
-        while self._passed and not self._lock.is_over:
+        while self._passed and not self._exit.is_over:
             locked = self._passed[-1]
             self._driver.unregister(locked.device, locked.address)
             PINNED.remove(locked.num_bytes)
@@ -409,12 +409,12 @@ class _Settler:
                     self._idle.append(lock)
                     return
                 job = self._jobs.popleft()
-            with lock as may_work:
+            with lock.lock:
                 try:
-                    if may_work:
-                        job.run()
-                    else:
+                    if lock.is_over:
                         job.drop()
+                    else:
+                        job.run()
                 except BaseException:  # noqa: BLE001 - a defect: report it, and do the other jobs
                     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
                 del job  # it may have the last reference to a slot
