@@ -1,14 +1,17 @@
 """Bytes that torch's cache of pinned memory takes, and those of `numapin.pinned`, for what FSDP2 and checkpoints pin.
 
-    python -m bench.pinned_pool                 five repeats of each way in turn, each in a new process; needs a GPU
-    python -m bench.pinned_pool --repeats 1
+    python -m bench.pinned_pool                          all parts once; needs a GPU
+    python -m bench.pinned_pool --parts weights,fsdp2 --repeats 5 --json FOLDER
 
-Ways: `torch`, and `numapin`, which calls `numapin.pinned.serve_torch()` first. Every process does all of this:
+Ways: `torch`, and `numapin`, which calls `numapin.pinned.serve_torch()` first. Each repeat of a part and way is a
+process of its own, forked from one that has imported torch and not used CUDA. Parts, each of which prints its figures
+and writes FOLDER/PART.json when it ends:
 
 - weights: `Tensor.pin_memory()` for the bfloat16 weights of a layer of three models;
-- ragged: 100 batches of 24 to 64 MB, four at a time;
-- fsdp2: five steps with `CPUOffloadPolicy()`; parameters and gradients are pinned on the host;
-- checkpoint: `async_save` twice, with a `BlockingAsyncStager` that keeps its copy, and `load`; all values are compared;
+- ragged: 50 batches of 24 to 64 MB, four at a time;
+- fsdp2: three steps with `CPUOffloadPolicy()`; parameters and gradients are pinned on the host;
+- checkpoint: `async_save` of a layer's attention twice, with a `BlockingAsyncStager` that keeps its copy, and `load`;
+  all values are compared;
 - staging: the same with a `DefaultStager` for each save, which registers memory of its own.
 
 The ways must compute the same losses. Bytes are those of `torch.cuda.host_memory_stats` and `numapin.pinned.budget`.
@@ -20,11 +23,10 @@ import argparse
 import gc
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from functools import cache
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +44,7 @@ from numapin.bench.machine import read_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.queues import SimpleQueue
 
 WAYS: Final = ("torch", "numapin")
 MODELS: Final = {"Llama-2-7B": (4096, 4096, 11008), "Llama-3-8B": (4096, 1024, 14336), "Qwen2.5-7B": (3584, 512, 18944)}
@@ -70,22 +73,28 @@ def give_back() -> None:
     pinned.trim()
 
 
-def weights(name: str) -> dict[str, float]:
-    """Pin a layer's weights."""
-    tensors = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes(*MODELS[name])]
-    began_s = time.perf_counter()
-    kept = [tensor.pin_memory() for tensor in tensors]
-    took_s = time.perf_counter() - began_s
-    assert all(tensor.is_pinned() for tensor in kept)
-    return {"asked_mb": sum(tensor.nbytes for tensor in tensors) / _MB, **pinned_mb(), "s": took_s}
+def weights(_folder: Path) -> dict[str, float]:
+    """Pin a layer's weights of each model."""
+    found: dict[str, float] = {}
+    for name, widths in MODELS.items():
+        tensors = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes(*widths)]
+        began_s = time.perf_counter()
+        kept = [tensor.pin_memory() for tensor in tensors]
+        took_s = time.perf_counter() - began_s
+        assert all(tensor.is_pinned() for tensor in kept)
+        figures = {"asked_mb": sum(tensor.nbytes for tensor in tensors) / _MB, **pinned_mb(), "s": took_s}
+        found |= {f"{name} {figure}": value for figure, value in figures.items()}
+        del tensors, kept
+        give_back()
+    return found
 
 
-def ragged() -> dict[str, float]:
+def ragged(_folder: Path) -> dict[str, float]:
     """Pin batches of random sizes, four of which are alive at a time."""
     sizes, source = random.Random(0), torch.zeros(64_000_000, dtype=torch.uint8)  # noqa: S311
     kept: list[torch.Tensor] = []
     began_s = time.perf_counter()
-    for _ in range(100):
+    for _ in range(50):
         kept = [*kept[-3:], source[: sizes.randrange(24_000_000, 64_000_000)].pin_memory()]
         kept[-1].to("cuda", non_blocking=True)
     torch.cuda.synchronize()
@@ -107,8 +116,9 @@ class Block(nn.Module):
         return result
 
 
-def fsdp2() -> dict[str, Any]:
+def fsdp2(folder: Path) -> dict[str, Any]:
     """Train two blocks whose parameters are on the host."""
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
     torch.manual_seed(0)
     width, _, inner = MODELS["Qwen2.5-7B"]
     with torch.device("cuda"):
@@ -120,7 +130,7 @@ def fsdp2() -> dict[str, Any]:
     found: dict[str, Any] = {"shard_s": time.perf_counter() - began_s}
     found |= {f"sharded_{name}": value for name, value in pinned_mb().items()}
     optimizer, losses, steps_s = torch.optim.SGD(model.parameters(), lr=1e-3), [], []
-    for _ in range(5):
+    for _ in range(3):
         began_s = time.perf_counter()
         loss = model(batch).float().pow(2).mean()
         loss.backward()
@@ -131,16 +141,18 @@ def fsdp2() -> dict[str, Any]:
     local = [parameter.to_local() for parameter in model.parameters()]  # type: ignore[attr-defined] # a DTensor
     assert all(tensor.is_pinned() for tensor in local)
     asked_mb = sum(tensor.nbytes for tensor in local) / _MB
+    dist.destroy_process_group()
     return found | {"asked_mb": asked_mb, **pinned_mb(), "step_s": median(steps_s), "losses": losses}
 
 
 def save(make_stager: Callable[[], Any], folder: Path) -> dict[str, float]:
-    """Save a layer's weights twice, and compare what was saved last.
+    """Save the weights of a layer's attention twice, and compare what was saved last.
 
     torch 2.11 closes a DefaultStager after each save, so `make_stager` is called again; a kept one is kept by it.
     """
-    layer = enumerate(shapes(*MODELS["Qwen2.5-7B"]))
-    state = {f"{n}": torch.randn(shape, dtype=torch.bfloat16, device="cuda") for n, shape in layer}
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    attention = enumerate(shapes(*MODELS["Qwen2.5-7B"])[:4])
+    state = {f"{n}": torch.randn(shape, dtype=torch.bfloat16, device="cuda") for n, shape in attention}
     stage_s = []
     for number in range(2):
         stager = make_stager()
@@ -156,7 +168,7 @@ def save(make_stager: Callable[[], Any], folder: Path) -> dict[str, float]:
     load(read, checkpoint_id=folder / "1")
     assert all(torch.equal(read[name], state[name]) for name in state)
     stager.close()
-    blocking_stager.cache_clear()
+    dist.destroy_process_group()
     asked_mb = sum(tensor.nbytes for tensor in state.values()) / _MB
     return {"asked_mb": asked_mb, **figures, "first_s": stage_s[0], "second_s": stage_s[1]}
 
@@ -172,55 +184,62 @@ def default_stager() -> DefaultStager:
     return DefaultStager(StagingOptions())
 
 
-def measure(way: str) -> dict[str, Any]:
-    """Do everything once in this process."""
+PARTS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
+    "weights": weights,
+    "ragged": ragged,
+    "fsdp2": fsdp2,
+    "checkpoint": partial(save, blocking_stager),
+    "staging": partial(save, default_stager),
+}
+
+
+def measure(part: str, way: str, results: SimpleQueue[dict[str, Any]]) -> None:
+    """Do a part once in this process."""
     torch.cuda.init()
     torch.ones(1, device="cuda")
     if way == "numapin":
         pinned.serve_torch()
-    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        for name in MODELS:
-            found[f"weights {name}"] = weights(name)
-            give_back()
-        found["ragged"] = ragged()
-        give_back()
-        found["checkpoint"] = save(blocking_stager, Path(folder, "blocking"))
-        give_back()
-        found["staging"] = save(default_stager, Path(folder, "default"))
-        give_back()
-        found["fsdp2"] = fsdp2()
-        dist.destroy_process_group()
-    return found
+        results.put(PARTS[part](Path(folder)))
+
+
+def run(part: str, num_repeats: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the figures of a part's repeats by way."""
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    context = get_context("fork")
+    for _ in range(num_repeats):
+        for way in WAYS:
+            results: SimpleQueue[dict[str, Any]] = context.SimpleQueue()
+            process = context.Process(target=measure, args=(part, way, results))
+            process.start()
+            process.join()
+            if process.exitcode:
+                raise SystemExit(f"{part}, {way}: the process ended with {process.exitcode}")
+            runs[way].append(results.get())
+    return runs
 
 
 def main() -> None:
-    """Measure both ways in turn, and print medians."""
+    """Measure both ways of each part in turn, and print medians."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help="default: all")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="the folder for PART.json")
     options = parser.parse_args()
-    if options.measure:
-        sys.stdout.write(json.dumps(measure(options.measure)) + "\n")
-        return
-    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    for _ in range(options.repeats):
-        for way in WAYS:
-            command = [sys.executable, "-m", "bench.pinned_pool", "--measure", way]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            runs[way].append(json.loads(done.stdout.splitlines()[-1]))
-            sys.stderr.write(f"{way}: {json.dumps(runs[way][-1])}\n")
-    assert len({json.dumps(run["fsdp2"].pop("losses")) for way in WAYS for run in runs[way]}) == 1
     machine = read_machine()
-    lines = [f"{machine.num_cpus} CPUs, {machine.gpus}, driver {machine.driver}, {machine.versions}"]
-    lines.append(f"{'case':20} {'figure':18} {'torch, median [lowest, highest]':34} numapin")
-    for case, figures in runs["torch"][0].items():
-        for name in figures:
-            medians = [[run[case][name] for run in runs[way]] for way in WAYS]
-            shown = [f"{median(each):9.3f} [{min(each):.3f}, {max(each):.3f}]" for each in medians]
-            lines.append(f"{case:20} {name:18} {shown[0]:34} {shown[1]}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    print(f"{machine.num_cpus} CPUs, {machine.gpus}, driver {machine.driver}, {machine.versions}")
+    print(f"{'part':10} {'figure':22} {'torch, median [lowest, highest]':34} numapin", flush=True)
+    for part in options.parts:
+        runs = run(part, options.repeats)
+        if options.json is not None:
+            options.json.mkdir(parents=True, exist_ok=True)
+            (options.json / f"{part}.json").write_text(json.dumps(runs) + "\n")
+        losses = [figures.pop("losses") for way in WAYS for figures in runs[way] if "losses" in figures]
+        assert all(each == losses[0] for each in losses), losses
+        for name in runs["torch"][0]:
+            values = [[figures[name] for figures in runs[way]] for way in WAYS]
+            shown = [f"{median(each):9.3f} [{min(each):.3f}, {max(each):.3f}]" for each in values]
+            print(f"{part:10} {name:22} {shown[0]:34} {shown[1]}", flush=True)
 
 
 if __name__ == "__main__":

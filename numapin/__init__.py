@@ -10,9 +10,8 @@ TYPE_CHECKING = False  # importing typing would cost each rank milliseconds
 if TYPE_CHECKING:
     from numapin import pinned
     from numapin.children.call import ProcessBinding, bind_this_process
-    from numapin.data.buffer import batch_buffer
+    from numapin.data.buffer import batch_buffer, pack_bytes
     from numapin.data.loader import DataLoader
-    from numapin.data.packed import pack_bytes
     from numapin.data.stateful_loader import StatefulDataLoader
     from numapin.errors import (
         BindingRefused,
@@ -46,8 +45,7 @@ _HOME = {  # module -> its public names
     "numapin.children.call": ("bind_this_process", "ProcessBinding"),
     "numapin.data.loader": ("DataLoader",),
     "numapin.data.stateful_loader": ("StatefulDataLoader",),
-    "numapin.data.buffer": ("batch_buffer",),
-    "numapin.data.packed": ("pack_bytes",),
+    "numapin.data.buffer": ("batch_buffer", "pack_bytes"),
     "numapin.sharing.call": ("share",),
     "numapin.errors": (
         *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError", "PlanError"),

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from numapin.base.text import printable
-from numapin.data.arguments import sizes_of
-from numapin.data.blocks import Locked, whole_pages
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.pinning import reclaimer
+from numapin.data.pinning import Locked, reclaimer, sizes_of, whole_pages
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, driver
 from numapin.system.memory import address_of
@@ -146,11 +144,6 @@ def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device:
     num_forks = ours.idle.num_forks
     memory, placement = _map(num_bytes, home)
     address = address_of(memory)
-    try:
-        cuda.register(device, address, num_bytes)
-    except CudaRefused as error:
-        raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
-    PINNED.add(num_bytes)
     is_elsewhere = bool(home.nodes and placement.pages) and not home.nodes.issuperset(placement.pages or ())
     locked = Locked(
         memory=memory,
@@ -160,6 +153,15 @@ def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device:
         nodes=None if is_elsewhere else home.nodes,  # once it is freed, a new block may get the right node
         num_forks=num_forks,
     )
+    try:
+        cuda.register(device, address, num_bytes)
+        PINNED.add(num_bytes)
+    except CudaRefused as error:
+        raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
+    except BaseException:  # Ctrl-C: registered memory must not be unmapped
+        with suppress(CudaRefused):  # it is not registered yet
+            cuda.unregister(device, address)
+        raise
     return locked, placement.shortfalls
 
 

@@ -42,15 +42,11 @@ _START: Final = "start each rank with LOCAL_RANK set, or with: numapin exec -- C
 
 
 class Subject(NamedTuple):
-    """A process that may be changed, known for good by its start time in clock ticks since boot.
-
-    `uid` is its user; None if its real and its effective user are different, as those of a set-user-ID program.
-    """
+    """A process that may be changed, known for good by its start time in clock ticks since boot."""
 
     pid: int
     start: int
     name: str
-    uid: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +182,7 @@ def examine(pid: int) -> Subject:
     problem = why_untouchable(uid)
     if problem:
         raise _of_another_user(f"process {pid}", problem)
-    return Subject(pid, found.start, found.name, uid)
+    return Subject(pid, found.start, found.name)
 
 
 def is_ours(pid: int, start: int) -> bool:
@@ -210,7 +206,7 @@ def why_untouchable(uid: int | None) -> str | None:
 
 
 def _uid(folder: str) -> int | None:
-    """Return the user of a process; None if its real and its effective user are different."""
+    """Return the user of a process; None if its real and effective users differ, as in a set-user-ID program."""
     real, effective, *_ = map(int, proc.status_field(folder, "Uid").split())
     return real if real == effective else None
 

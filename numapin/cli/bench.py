@@ -19,16 +19,17 @@ from numapin.bench import transfer as transfer_bench
 from numapin.bench.machine import read_machine
 from numapin.bench.model import BenchReport, summarize
 from numapin.bench.verdict import verdict_of
-from numapin.cli.early_end import EarlyEnd
+from numapin.cli.interrupts import EarlyEnd, require_torch
 from numapin.cli.options import FilePath, Parsed, topology_from
-from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
-from numapin.cli.torch_import import require_torch
+from numapin.cli.output import ReportOptions, clear_status, require_writable, show_status
 from numapin.errors import NumapinError
 from numapin.view.bench_table import bench_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
+
+    from rich.console import RenderableType
 
     from numapin.bench.machine import BenchMachine
     from numapin.bench.model import Benchmark, Case, Peer, Run
@@ -330,15 +331,10 @@ def _measure(
             verdict=verdict_of(benchmark.questions, cases),
         )
 
-    def show_report(report: BenchReport) -> None:
-        if as_json:
-            emit(json_text(report.to_json()))
-        else:
-            show(bench_table(report, benchmark.columns, benchmark.legend))
+    def table(report: BenchReport) -> RenderableType:
+        return bench_table(report, benchmark.columns, benchmark.legend)
 
-    def write_report(report: BenchReport) -> None:
-        if output is not None:
-            write(json_text(report.to_json()), output, option="--output")
+    options = ReportOptions(as_json=as_json, output=output, table=table)
 
     def show_start(case: Case, peer: Peer, repeat: int) -> None:
         nonlocal num_started
@@ -356,25 +352,20 @@ def _measure(
                 # The file is written every few seconds, so that even a killed run leaves what it measured.
                 if time.monotonic() - written_s >= _WRITE_EVERY_S:
                     with suppress(NumapinError):  # the last write reports it
-                        write_report(report_now(is_complete=False))
+                        options.write(report_now(is_complete=False))
                     written_s = time.monotonic()
     clear_status()
 
     report = report_now(is_complete=not end.came)
     has_figures = any(peer.num_runs for case in report.cases for peer in case.peers)
     if end.came:
-        if has_figures:  # the terminal may be gone, so the file comes first; the signal decides the status
-            try:
-                write_report(report)
-            except NumapinError as error:
-                say_error(error.message, error.hint)
-            with suppress(OSError):
-                show_report(report)
+        if has_figures:
+            options.keep(report)
         num_measured = sum(run.skipped is None for run in runs)
         covered = f"the report covers the first {counted(num_measured, 'measurement')}, and the workers have ended"
         end.leave(covered if num_measured else "nothing was measured")
-    show_report(report)
-    write_report(report)  # shown first, because writing may fail
+    options.show(report)
+    options.write(report)  # shown first, because writing may fail
     if has_figures:
         return
     reasons = [peer.skipped for case in report.cases for peer in case.peers] + [case.skipped for case in report.cases]

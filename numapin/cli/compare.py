@@ -16,19 +16,9 @@ from numapin.base.formats import duration
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.cli.early_end import EarlyEnd
+from numapin.cli.interrupts import EarlyEnd, require_torch
 from numapin.cli.options import FilePath, Parsed, topology_from
-from numapin.cli.output import (
-    clear_status,
-    emit,
-    json_text,
-    require_writable,
-    say_error,
-    show,
-    show_status,
-    write,
-)
-from numapin.cli.torch_import import require_torch
+from numapin.cli.output import ReportOptions, clear_status, require_writable, show_status
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -206,7 +196,9 @@ def compare(
     from numapin.bench.machine import read_machine
     from numapin.compare.campaign import JobOptions, measure_all
     from numapin.compare.report import make_report
+    from numapin.view.compare_table import compare_table
 
+    options = ReportOptions(as_json=as_json, output=output, table=compare_table)
     machine = read_machine().to_json()
     runs: list[ComparedRun] = []
 
@@ -230,18 +222,6 @@ def compare(
             is_complete=is_complete,
         )
 
-    def write_report(report: CompareReport) -> None:
-        if output is not None:
-            write(json_text(report.to_json()), output, option="--output")
-
-    def show_report(report: CompareReport) -> None:
-        if as_json:
-            emit(json_text(report.to_json()))
-        else:
-            from numapin.view.compare_table import compare_table
-
-            show(compare_table(report))
-
     if logs is not None:
         try:
             make_own(str(logs.absolute()))
@@ -261,26 +241,20 @@ def compare(
                 say(_run_in_words(made, is_first=not runs or runs[-1].variant != made.variant))
                 runs.append(made)
                 with suppress(NumapinError):  # so that even a killed run leaves a file; the last write reports an error
-                    write_report(report_now(is_complete=False))
+                    options.write(report_now(is_complete=False))
         is_complete = not end.came
     finally:
         if not is_complete:  # Ctrl-C, or an error, which decides the status: what was measured until now is shown
             clear_status()
             if any(run.round is not None for run in runs):
-                early = report_now(is_complete=False)
-                try:
-                    write_report(early)
-                except NumapinError as error:
-                    say_error(error.message, error.hint)
-                with suppress(OSError):  # the terminal may be gone
-                    show_report(early)
+                options.keep(report_now(is_complete=False))
     num_counted = sum(run.round is not None for run in runs)
     end.leave(f"the report covers the first {counted(num_counted, 'run')}" if num_counted else "nothing was measured")
 
     report = report_now(is_complete=True)
     if report.measured:
-        show_report(report)
-        write_report(report)
+        options.show(report)
+        options.write(report)
     if len(report.measured) < 2:  # why was said when each variant failed
         what = _all_failed(report)
         if report.measured:

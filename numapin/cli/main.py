@@ -32,7 +32,7 @@ _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errn
 """Errors of a write: a full disk or quota, a closed pipe or terminal."""
 
 _JUDGES: Final = frozenset({"verify", "doctor"})
-"""Commands whose status 1 means findings: after an error in numapin itself they end with another status."""
+"""Commands whose status 1 means findings: after an error of another kind they end with another status."""
 
 _HELP: Final = re.compile(r"numapin( .*)? --help$")
 _CHOICE: Final = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)")
@@ -161,12 +161,16 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
             status = _report_unwritten(error)
-        elif not _JUDGES.isdisjoint(sys.argv[1:2]):
+        elif _is_judging():
             _show_uncaught(type(error), error, error.__traceback__)
             status = MachineError.exit_code
         else:
             raise
     leave(status)
+
+
+def _is_judging() -> bool:
+    return not _JUDGES.isdisjoint(sys.argv[1:2])
 
 
 def _show(error: click.ClickException) -> None:
@@ -332,7 +336,7 @@ def _report_unwritten(error: OSError) -> int:
     """Report why stdout could not be written, and return the status. Stay silent if the reader left (`| head`)."""
     if not isinstance(error, BrokenPipeError):
         say_error(f"stdout cannot be written: {error.strerror}")
-    return 1
+    return MachineError.exit_code if _is_judging() else 1
 
 
 def _flush_or_drop(name: str) -> OSError | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.errors import UsageError
 from numapin.plan.request import (
     Bind,
     Memory,
@@ -229,20 +228,6 @@ MACHINE: tuple[click.Option, ...] = (
 def json_option(schema: str) -> Callable[[C], C]:
     """Return --json, as `as_json`, for a command that prints a table otherwise."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print JSON (schema {schema}).")
-
-
-def format_options(*forms: str) -> Callable[[C], C]:
-    """Return --format, as `form`, whose default is the first form, and --json, as `as_json`, for `one_format`."""
-    form = click.option("--format", "form", type=click.Choice(forms), help=f"Output format (default: {forms[0]}).")
-    as_json = click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
-    return lambda command: form(as_json(command))
-
-
-def one_format(form: str | None, *, as_json: bool, default: str) -> str:
-    """Return the value of --format, or what --json stands for. Raises UsageError if they contradict each other."""
-    if as_json and form not in (None, "json"):
-        raise UsageError(f"--json and --format {form} contradict each other", "give one of them")
-    return "json" if as_json else form or default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,15 +19,19 @@ from numapin.base import formats
 from numapin.base.files import OpenPlace, is_writable, write_text_to
 from numapin.base.strict_json import encode
 from numapin.base.text import ascii_escapes, printable, printable_lines
-from numapin.errors import BindingRefused, UsageError
+from numapin.errors import BindingRefused, NumapinError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-    from typing import TextIO
+    from typing import Any, TextIO
 
     from _typeshed import ReadableBuffer
     from rich.console import Console, RenderableType
+
+    from numapin.bench.model import BenchReport
+    from numapin.compare.report import CompareReport
+
 
 _FILE_WIDTH = 160  # columns in files and pipes, which do not wrap
 _ITEM = "\n    "
@@ -216,6 +220,37 @@ def clear_status() -> None:
 def write(text: str, path: Path, *, option: str) -> None:
     """Write a file completely or not at all, and a device or pipe directly. Raises NumapinError with the option."""
     write_text_to(str(path), text, remedy=f"choose another file for {option}")
+
+
+class ReportOptions:
+    """The values of a measurement's --json and --output; `table` makes what is shown without --json."""
+
+    def __init__(self, *, as_json: bool, output: Path | None, table: Callable[[Any], RenderableType]) -> None:
+        self._as_json, self._output, self._table = as_json, output, table
+
+    def show(self, report: BenchReport | CompareReport) -> None:
+        """Print the report on stdout."""
+        if self._as_json:
+            emit(json_text(report.to_json()))
+        else:
+            show(self._table(report))
+
+    def write(self, report: BenchReport | CompareReport) -> None:
+        """Write the report to the file, if there is one. Raises NumapinError."""
+        if self._output is not None:
+            write(json_text(report.to_json()), self._output, option="--output")
+
+    def keep(self, report: BenchReport | CompareReport) -> None:
+        """Write and show what was measured before a signal or an error, which decides the status.
+
+        The file comes first, because the terminal may be gone.
+        """
+        try:
+            self.write(report)
+        except NumapinError as error:
+            say_error(error.message, error.hint)
+        with suppress(OSError):
+            self.show(report)
 
 
 def require_writable(path: Path | None, *, option: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.text import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, format_options, one_format, run_names, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, run_names, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.errors import UsageError
 
@@ -27,7 +27,8 @@ _PLANNED: Final = ("tree", *_DRAWN)
 
 
 @click.command(params=[*MACHINE, GPU_NODES])
-@format_options(*_SHOWN, *_DRAWN)
+@click.option("--format", "form", type=click.Choice((*_SHOWN, *_DRAWN)), help="Output format (default: tree).")
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 @click.option(
     "--plan",
     "plan_file",
@@ -69,7 +70,9 @@ def topo(
             "--save writes a machine file only, so --format, --json, --output and --plan have no effect",
             "run numapin topo once with --save, and once without",
         )
-    form = one_format(form, as_json=as_json, default="tree")
+    if as_json and form not in (None, "json"):
+        raise UsageError(f"--json and --format {form} contradict each other", "give one of them")
+    form = "json" if as_json else form or "tree"
     if plan_file is not None and form not in _PLANNED:
         raise UsageError(f"--format {form} does not show a plan", f"use --format {', '.join(_PLANNED)}")
     if output is not None and form in _SHOWN:

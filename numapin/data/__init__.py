@@ -4,8 +4,7 @@
 
     loader.py       numapin.DataLoader: torch's arguments, and our own
     stateful_loader.py  numapin.StatefulDataLoader: torchdata's loader, with our arguments
-    buffer.py       numapin.batch_buffer: memory for a dataset to write its batch into
-    packed.py       numapin.pack_bytes: the bytes of many files as one array
+    buffer.py       numapin.batch_buffer: memory for a dataset to write its batch into; numapin.pack_bytes
     install.py      the same path for torch's own DataLoader, in unmodified scripts
     iterator.py     torch's iterators: with workers, over our queues; without, with batches put on a device
     balance.py      choose the worker for each task
@@ -18,8 +17,6 @@
     torch_names.py  the private names of torch that all this is built on, and whether this torch has them
     stateful.py     the same path for torchdata's StatefulDataLoader
     casting.py      change the tensors in nested containers, and narrow those of batches
-    arguments.py    check shapes and numbers that a user gave
-    forks.py        Python versions whose forked children can hang
     forking.py      start the workers, safely with CUDA, and restart those whose fork hung
     message.py      what travels between a worker and the rank, and how a batch is rebuilt from it
     queues.py       torch's two queues, over pipes without locks
@@ -29,7 +26,6 @@
     slots.py        one slot in the rank, and the sizes of slots
     handover.py     the ways of slots' descriptors
     pinning.py      pin slots, and take in memory that is to be unpinned or reused, on threads of the process
-    blocks.py       pinned blocks that wait for reuse, by node and size
     quarantine.py   hold memory back while a GPU may read it
     opening.py      turn a parcel into a batch, on the host or on the device
     transform.py    call the user's device_transform, on a GPU one batch ahead

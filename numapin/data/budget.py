@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import formats
 from numapin.system.cgroup import memory_cgroups
-from numapin.system.tree import Tree
+from numapin.system.tree import NODES, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
 
-_NODES: Final = "sys/devices/system/node"
 SHARE: Final = 0.5
 """The share of the free memory. The rest is for the workers, the page cache, checkpoints and other processes."""
 
@@ -54,8 +53,8 @@ def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
     if available:
         bounds.append((available, "available on the host (MemAvailable)"))
     # One node: MemAvailable covers it, even in a virtual machine that gets its memory as it uses it.
-    has_one_node = tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0"
-    meminfos = [f"{_NODES}/node{node}/meminfo" for node in nodes]
+    has_one_node = tree.text(f"{NODES}/online") == tree.text(f"{NODES}/has_memory") == "0"
+    meminfos = [f"{NODES}/node{node}/meminfo" for node in nodes]
     if meminfos and not has_one_node and all(tree.text(file) is not None for file in meminfos):
         keys = ("MemFree", r"Active\(file\)", r"Inactive\(file\)", "SReclaimable")  # the kernel can drop file caches
         bounds.append((sum(_value(tree, file, key) for file in meminfos for key in keys), f"free on node {nodes}"))

@@ -31,8 +31,9 @@ from weakref import ref
 
 import torch
 
-from numapin.data import forks, packing
+from numapin.data import packing
 from numapin.system import memory
+from numapin.system.libraries import FORKS_ISSUE, FORKS_MENDED, forks_may_hang
 from numapin.system.proc import state_of, waits_forever
 
 if TYPE_CHECKING:
@@ -233,10 +234,10 @@ class Context:
         replacement.start()
         processes[number] = replacement
         text = f"worker {number} hung in its fork, before it ran anything, and was restarted: it inherited a lock"
-        if forks.may_hang(sys.version_info[:3]):
+        if forks_may_hang(sys.version_info[:3]):
             return (
-                f"{text}; Python {platform.python_version()} itself can leave one held ({forks.ISSUE}), and so can "
-                f'libraries; update it to {forks.MENDED} or later, or use multiprocessing_context="forkserver"'
+                f"{text}; Python {platform.python_version()} itself can leave one held ({FORKS_ISSUE}), and so can "
+                f'libraries; update it to {FORKS_MENDED} or later, or use multiprocessing_context="forkserver"'
             )
         return f'{text} that a library held; use multiprocessing_context="forkserver" to avoid it'
 

@@ -19,7 +19,7 @@ from numapin.plan.request import Memory, Request
 from numapin.rank import bind
 from numapin.rank.become import BINDING, read_binding
 from numapin.system import cuda
-from numapin.system.tree import Tree
+from numapin.system.tree import NODES, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numapin.data.stats import Notices
     from numapin.plan.model import RankPlan
 
-_NODE: Final = "sys/devices/system/node"
 _LIVE: Final = Path("/")
 _ON_ITS_NODES: Final = frozenset({Memory.LOCAL, Memory.PREFERRED, Memory.BIND})
 
@@ -69,7 +68,7 @@ def find_locality(
     Raises UsageError for a `node` that does not exist or has no CPUs, MachineFileError for a broken NUMAPIN_BINDING.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
-    online = tree.numbers(f"{_NODE}/online") or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
+    online = tree.numbers(f"{NODES}/online") or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     if node is not None:
         return _on_named_node(tree, online, node)
     nodes, rank, reason = CpuSet(), None, "no node and no device is known; the memory policy decides"
@@ -99,7 +98,7 @@ def _on_named_node(tree: Tree, online: CpuSet, node: int) -> Locality:
     # A captured machine may use all of its CPUs.
     all_cpus = tree.numbers("sys/devices/system/cpu/online") or CpuSet()
     usable = all_cpus if tree.root else CpuSet(os.sched_getaffinity(0))
-    cpus_of = {n: tree.numbers(f"{_NODE}/node{n}/cpulist", mask=f"{_NODE}/node{n}/cpumap") for n in online}
+    cpus_of = {n: tree.node_cpus(n) for n in online}
     if len(online) == 1 and cpus_of[min(online)] is None:
         cpus_of = {min(online): usable}
     with_cpus = CpuSet(n for n in cpus_of if cpus_of[n])

@@ -6,17 +6,18 @@ It is kept beside the loader, not in it, so that frameworks may copy, pickle and
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import weakref
 from dataclasses import dataclass
 from functools import cache, partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from numapin.data.arguments import require_number
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.handover import HandedDown
@@ -97,10 +98,10 @@ class PathOptions:
             raise UsageError(f"device_transform={self.device_transform!r} cannot be called", hint)
         if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
             hint = "give bytes, such as 8e9; 0 means no slots"
-            require_number("pinned_budget", self.pinned_budget, unit="bytes", hint=hint, is_whole=False)
+            _require_number("pinned_budget", self.pinned_budget, unit="bytes", hint=hint, is_whole=False)
         if self.worker_threads is not None:
             hint = "give a whole number; 0 leaves the libraries as they are"
-            require_number("worker_threads", self.worker_threads, unit="threads", hint=hint)
+            _require_number("worker_threads", self.worker_threads, unit="threads", hint=hint)
 
     @property
     def cuda_device(self) -> torch.device | None:
@@ -295,7 +296,6 @@ class DataPath:
             stepped_s=self._untold_stepped_s,
             num_steps=self._num_untold,
             num_bytes=num_bytes - self._num_bytes_told,
-            copy_gbps=0.0 if self._mover is None else self._mover.gbps or 0.0,
         )
         self._untold_waited_s = self._untold_stepped_s = 0.0
         self._num_untold, self._num_bytes_told = 0, num_bytes
@@ -413,3 +413,12 @@ def _reader() -> cuda.Driver | None:
 
 def _can_record_contexts(driver: cuda.Driver | None) -> bool:
     return driver is not None and driver.can_record_contexts
+
+
+def _require_number(name: str, value: object, *, unit: str, hint: str, is_whole: bool = True) -> None:
+    """Raise UsageError unless an option is a number that is not negative, such as a number of threads."""
+    is_special = isinstance(value, bool) or (isinstance(value, float) and math.isnan(value))
+    if is_special or not isinstance(value, Integral if is_whole else Real):
+        raise UsageError(f"{name}={value!r} is not a number of {unit}", hint)
+    if value < 0:
+        raise UsageError(f"{name}={value}: a number of {unit} cannot be negative", hint)

@@ -1,70 +1,174 @@
 """Pin slots, and take freed pinned memory back for reuse or release, on background threads.
 
-Importing this brings no torch: `numapin.pinned` works without it.
+Blocks that nothing uses are kept for reuse by the nodes that they are on and by their size. torch's cache rounds a
+block up to a power of two, does not know nodes, and keeps its blocks until it is told otherwise. Importing this brings
+no torch: `numapin.pinned` works without it.
 """
 
 from __future__ import annotations
 
 import atexit
 import math
+import mmap
+import operator
 import os
 import sys
 import threading
 import time
-from collections import deque
+from bisect import bisect_left, insort_left
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from queue import Empty, SimpleQueue
-from threading import Lock, RLock, Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
-from numapin.data.blocks import IDLE_S, IdleBlocks
-from numapin.errors import NumapinError
-from numapin.system.cuda import CudaRefused, Driver
+from numapin.errors import NumapinError, UsageError
+from numapin.system.cuda import CudaRefused, Driver, making
 from numapin.system.pages import PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.base.cpu_set import CpuSet
-    from numapin.data.blocks import Locked
     from numapin.data.pool import PoolSpec
     from numapin.data.slots import Slot
+
+
+_SPARE: Final = 8  # a block may be larger than what is asked for by one part in this many
+IDLE_S: Final = 300.0
+"""Longest wait for reuse: re-registering 10 GB every 5 min costs 0.9 to 1.7 % of the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locked:
+    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED.
+
+    Attributes:
+        memory: Its owner: the last reference unmaps it.
+        address: Its first byte.
+        num_bytes: Its size.
+        device: The device on whose behalf it is registered; every device can use it.
+        nodes: The nodes that all its pages are on (empty: where the memory policy put them). None: it is not reused.
+        num_forks: The value of `IdleBlocks.num_forks` when it was lent.
+    """
+
+    memory: object
+    address: int
+    num_bytes: int
+    device: int
+    nodes: CpuSet | None = None
+    num_forks: int = 0
+
+
+class IdleBlocks:
+    """The idle blocks of one process. Its methods are for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._by_nodes: defaultdict[CpuSet, list[Locked]] = defaultdict(list)  # each from the smallest to the largest
+        self._since_s: dict[Locked, float] = {}  # the longest idle first
+        self.num_forks = 0
+        """Changes with each fork. A child may read what was lent at that time, for as long as it lives."""
+        os.register_at_fork(before=self._note_fork, after_in_parent=self._note_fork, after_in_child=self._forget)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of all of them; for any thread."""
+        return sum(block.num_bytes for block in self._since_s.copy())
+
+    def add(self, block: Locked) -> bool:
+        """Keep a block that nothing uses; return False if it must not be reused."""
+        if block.nodes is None or block.num_forks != self.num_forks:
+            return False
+        insort_left(self._by_nodes[block.nodes], block, key=_size_of)  # before equal ones: it is taken first
+        self._since_s[block] = time.monotonic()
+        return True
+
+    def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
+        """Return the smallest block on `nodes` that holds this many bytes, and is at most an eighth larger."""
+        blocks = self._by_nodes[nodes]
+        place = bisect_left(blocks, num_bytes, key=_size_of)
+        if place == len(blocks) or blocks[place].num_bytes > num_bytes + num_bytes // _SPARE:
+            return None
+        taken = replace(blocks[place], num_forks=self.num_forks)  # first: Ctrl-C in between would lose the block
+        del self._since_s[blocks[place]]
+        del blocks[place]
+        return taken
+
+    def drop(self, *, num_bytes: float = math.inf, since_s: float = math.inf) -> list[Locked]:
+        """Remove and return idle blocks, longest idle first, until `num_bytes` are dropped.
+
+        Only those are dropped that have been idle since `since_s` or before.
+        """
+        dropped: list[Locked] = []
+        for block, block_since_s in self._since_s.items():
+            if num_bytes <= 0 or block_since_s > since_s:
+                break
+            num_bytes -= block.num_bytes
+            dropped.append(block)
+        for block in dropped:
+            del self._since_s[block]
+            self._by_nodes[block.nodes or CpuSet()].remove(block)
+        return dropped
+
+    def _note_fork(self) -> None:
+        self.num_forks += 1
+
+    def _forget(self) -> None:
+        """Unmap all in a child: otherwise what the parent gives back stays until the child ends."""
+        self._since_s.clear()
+        self._by_nodes.clear()
+
+
+def sizes_of(shape: int | Iterable[int]) -> tuple[int, ...]:
+    """Return the size of each dimension.
+
+    Raises:
+        UsageError: A size is negative.
+    """
+    sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"shape {sizes} has a negative size", "pass the size of each dimension")
+    return sizes
+
+
+def whole_pages(num_bytes: int) -> int:
+    """Return the size of a block for this many bytes."""
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _size_of(block: Locked) -> int:
+    return block.num_bytes
+
+
+# --- the background threads ------------------------------------------------------------------------------------------
 
 _LONGEST_PAUSE_S: Final = 1.0
 _ENDS_S: Final = 2.0
 _NUM_THREADS: Final = 2
-_making: Final[dict[int, RLock]] = {}  # by process: a forked child may inherit a held one
 
 
 class ExitLock:
-    """A lock for blocks of background threads: `with lock as may_work:`. When Python ends, it waits for the last one.
+    """A lock for blocks of background threads, which do nothing once `is_over`. Python's end waits for the last block.
 
-    A thread that is in torch when the interpreter ends aborts the process: torch takes the GIL again in destructors,
-    where Python cannot end the thread. A thread that hangs in the driver must not keep a failed rank alive, so the wait
-    is short.
+    Enter `lock` itself: Ctrl-C in a method that takes or releases it would leave it locked for good. A thread that is
+    in torch when the interpreter ends aborts the process: torch takes the GIL again in destructors, where Python cannot
+    end the thread. A thread that hangs in the driver must not keep a failed rank alive, so the wait is short.
     """
 
     def __init__(self) -> None:
-        self._lock, self._pid = Lock(), os.getpid()
+        self.lock, self._pid = Lock(), os.getpid()
         self.is_over = False
         atexit.register(self._end)
-
-    def __enter__(self) -> bool:
-        """Return whether the block may do anything."""
-        self._lock.acquire()
-        return not self.is_over
-
-    def __exit__(self, *_: object) -> None:
-        """Let the next one in."""
-        self._lock.release()
 
     def _end(self) -> None:
         if os.getpid() == self._pid:  # a child that the user forked may have inherited a held lock
             self.is_over = True
-            if self._lock.acquire(timeout=_ENDS_S):
-                self._lock.release()
+            if self.lock.acquire(timeout=_ENDS_S):
+                self.lock.release()
 
 
 class Reclaimer:
@@ -79,7 +183,7 @@ class Reclaimer:
 
         self._driver, self._pid = driver, os.getpid()
         self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, so finalizers may call it
-        self._lock = ExitLock()
+        self._exit = ExitLock()
         self._quarantine: Quarantine[Locked] = Quarantine(lambda: driver)
         self.idle = IdleBlocks()
         self._passed: list[Locked] = []  # to be released
@@ -96,8 +200,8 @@ class Reclaimer:
         It never blocks, except on drivers before R555: they have no context events, so it waits for the devices. While
         torch captures a CUDA graph, the memory waits for its end. When Python ends, nothing is released.
         """
-        with self._lock as may_work:
-            if not may_work:
+        with self._exit.lock:
+            if self._exit.is_over:
                 return False
             with suppress(Empty):
                 while True:
@@ -111,15 +215,23 @@ class Reclaimer:
     def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
         """Return a block for this many bytes that was used before, if there is one."""
         self.release_unused()
-        with self._lock as may_work:
-            return self.idle.take(nodes, num_bytes) if may_work else None
+        locked = None
+        try:
+            with self._exit.lock:
+                if not self._exit.is_over:
+                    locked = self.idle.take(nodes, num_bytes)
+        except BaseException:  # Ctrl-C: registered memory must not be unmapped
+            if locked is not None:
+                self.add(locked)
+            raise
+        return locked
 
     def trim(self, num_bytes: float = math.inf) -> int:
         """Release at least this many bytes of idle blocks, if there are as many; return how many it was."""
         self.release_unused()
-        with self._lock as may_work:
+        with self._exit.lock:
             num_passed = len(self._passed)
-            self._passed += self.idle.drop(num_bytes=num_bytes) if may_work else ()
+            self._passed += () if self._exit.is_over else self.idle.drop(num_bytes=num_bytes)
             num_dropped_bytes = sum(locked.num_bytes for locked in self._passed[num_passed:])
             with suppress(CudaRefused):
                 self._release_passed()
@@ -127,7 +239,7 @@ class Reclaimer:
 
     def _release_passed(self) -> None:
         """Release memory that no device can be reading. Raises CudaRefused."""
-        while self._passed and not self._lock.is_over:
+        while self._passed and not self._exit.is_over:
             locked = self._passed[-1]
             self._driver.unregister(locked.device, locked.address)
             PINNED.remove(locked.num_bytes)
@@ -148,7 +260,7 @@ class Reclaimer:
 
 def reclaimer(driver: Driver) -> Reclaimer:
     """Return this process's reclaimer."""
-    with _making.setdefault(os.getpid(), RLock()):  # threads that come at once get the same one, also in a finalizer
+    with making():  # threads that come at once get the same one
         return _reclaimer_of(driver, os.getpid())
 
 
@@ -297,12 +409,12 @@ class _Settler:
                     self._idle.append(lock)
                     return
                 job = self._jobs.popleft()
-            with lock as may_work:
+            with lock.lock:
                 try:
-                    if may_work:
-                        job.run()
-                    else:
+                    if lock.is_over:
                         job.drop()
+                    else:
+                        job.run()
                 except BaseException:  # noqa: BLE001 - a defect: report it, and do the other jobs
                     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
                 del job  # it may have the last reference to a slot

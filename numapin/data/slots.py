@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from numapin.data.blocks import Locked
-from numapin.data.pinning import reclaimer
+from numapin.data.pinning import Locked, reclaimer
 from numapin.system import memory, pages
 from numapin.system.calls import call
 

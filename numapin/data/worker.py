@@ -24,7 +24,7 @@ from numapin.data.packing import LARGE_BYTES, SLOT_NAME, Packer, WorkerSlots, is
 from numapin.data.torch_names import _DatasetKind, collate, collate_tensor_fn
 from numapin.errors import UsageError
 from numapin.rank import bind
-from numapin.system import memory
+from numapin.system import memory, proc
 from numapin.system.thread_limits import limit_threads
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class WorkerStart:
         limit_libraries(self.num_library_threads)
         # Descriptors of slots that the rank had at the fork would keep memory that the rank gives back. Nothing in a
         # forked child uses them: what it inherits of the rank's pools does nothing in another process.
-        for fd in _open_files(f"/memfd:{SLOT_NAME}"):
+        for fd in proc.open_files("self", f"/memfd:{SLOT_NAME}"):
             os.close(fd)
         if is_in_bad_fork():
             _release_gpus()
@@ -91,19 +91,8 @@ def _release_gpus() -> None:
     hit another file.
     """
     with suppress(OSError), Path(os.devnull).open("rb") as null:
-        for fd in _open_files("/dev/nvidia"):
+        for fd in proc.open_files("self", "/dev/nvidia"):
             os.dup2(null.fileno(), fd, inheritable=False)
-
-
-def _open_files(prefix: str) -> list[int]:
-    """Return the descriptors of this process whose files have paths that begin with `prefix`."""
-    found: list[int] = []
-    with suppress(OSError):  # /proc is hidden
-        for entry in Path("/proc/self/fd").iterdir():
-            with suppress(OSError):  # that of the iteration itself
-                if str(entry.readlink()).startswith(prefix):
-                    found.append(int(entry.name))
-    return found
 
 
 class OwnerProcess:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numapin.base.text import counted, printable
-from numapin.data import forks
 from numapin.doctor.check import Live, Result, error, live_check, note, ok, unknown, warning
-from numapin.system.libraries import IGNORE, MENDED, binding_variables, ignores_affinity, narrows
+from numapin.system.libraries import (
+    FORKS_ISSUE,
+    FORKS_MENDED,
+    IGNORE,
+    MENDED,
+    binding_variables,
+    forks_may_hang,
+    ignores_affinity,
+    narrows,
+)
 
 if TYPE_CHECKING:
     from numapin.doctor.check import Host
@@ -99,24 +107,24 @@ def streaming_stores(live: Live, _host: Host) -> Result:
 @live_check(
     "python",
     where="sys.version_info",
-    why=f"Before Python {forks.MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "
+    why=f"Before Python {FORKS_MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "
     "gloo, was waiting for the GIL. torch's loader then waits forever; numapin's starts the worker again.",
 )
 def python(live: Live, _host: Host) -> Result:
     """Find a Python whose forked children can hang."""
     version = ".".join(map(str, live.python))
-    if not forks.may_hang(live.python):
+    if not forks_may_hang(live.python):
         return ok(version)
-    what = f"{version}: forked children can hang ({forks.ISSUE})"
-    return warning(what, remedy=f"use Python {forks.MENDED} or newer")
+    what = f"{version}: forked children can hang ({FORKS_ISSUE})"
+    return warning(what, remedy=f"use Python {FORKS_MENDED} or newer")
 
 
 @live_check(
     "torch",
     where="the metadata of the package torch, and private names in its files",
-    why="topo, plan, job, exec, doctor, verify, top, attach, and `run` on one host work without torch. trace, compare, "
-    "bench, the DataLoader, and `run` on several hosts need it. The DataLoader is built on private names of "
-    "torch; if a release lacks one, batches come from torch's own loader.",
+    why="topo, plan, job, exec, doctor, verify, top, attach and run work without torch. trace, compare, bench, the "
+    "DataLoader, and `run` on several hosts that may restart or change in number need it. The DataLoader is built on "
+    "private names of torch; if a release lacks one, batches come from torch's own loader.",
 )
 def torch(live: Live, _host: Host) -> Result:
     """Find an environment without torch, or a torch that numapin's DataLoader does not know."""

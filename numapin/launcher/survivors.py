@@ -68,9 +68,8 @@ def _python_of(pid: int) -> tuple[int, Path | None]:
     """Return the rank, or the nearest Python below it, that has such a file; and the file, None if there is none."""
     below = [pid]
     for candidate in below:
-        with suppress(OSError):
-            for file in Path(proc.folder_of(candidate), "fd").iterdir():
-                if str(file.readlink()).startswith(_FILE):
-                    return candidate, file
+        files = proc.open_files(candidate, _FILE)
+        if files:
+            return candidate, Path(proc.folder_of(candidate), "fd", str(files[0]))
         below += proc.children_in(candidate)
     return pid, None

@@ -321,7 +321,7 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
     computing = read_processes()
     if computing and proc.pid_namespace() != _FIRST_NAMESPACE:
         # In a container, the driver may report the host's process ids: only a process with a GPU open counts there.
-        computing = {pid: uuids for pid, uuids in computing.items() if proc.has_open(pid, "/dev/nvidia")}
+        computing = {pid: uuids for pid, uuids in computing.items() if proc.open_files(pid, "/dev/nvidia")}
     environ_of = cache(proc.environment_of)
 
     def rank_of(pid: int) -> int | None:

@@ -22,7 +22,7 @@ from numapin.system import numa_maps, proc
 from numapin.system.cgroup import cpuset_of
 from numapin.system.libraries import binding_variables, ignores_affinity, mapped_library
 from numapin.system.nccl_files import library_version
-from numapin.system.tree import Tree
+from numapin.system.tree import NODES, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,6 @@ LIVE: Final = Path(proc.LIVE)
 
 _MOMENT_S: Final = 0.2
 _WORKER_NAME: Final = "pt_data_worker"  # torch's name for DataLoader workers since 2.6
-_NODES_ONLINE: Final = "sys/devices/system/node/online"
 _CPUS_ONLINE: Final = "sys/devices/system/cpu/online"
 
 _FILE: Final = re.compile(r" file=(\S+)")
@@ -72,7 +71,7 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     not hold what kernels write.
     """
     system = Tree(str(root).rstrip("/"))
-    nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
+    nodes = system.numbers(f"{NODES}/online") or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     online = system.numbers(_CPUS_ONLINE)
     # A rank that starts another one does not contain it. A rank may have started this process, too.
     others = {*pids.values(), os.getpid()} if root == LIVE else {*pids.values()}

@@ -1,8 +1,9 @@
 """Meet the other ranks of the host: they connect to a socket of the first rank, which sends them descriptors.
 
 The socket is abstract: it leaves no file behind, however the ranks end. Its name is a hash of the job, the attempt and
-the call. Each side checks that the other one runs as the same user. Another user of the host may occupy a name that he
-can guess, as he may occupy MASTER_PORT; the call fails then.
+the call. Each side checks that the other one runs as the same user, and in a PID namespace that it can see: containers
+with the host's network may have the same root. Another user of the host may occupy a name that he can guess, as he may
+occupy MASTER_PORT; the call fails then.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _MAX_WAIT_S: Final = 3600.0  # sockets do not take an infinite time
 _IN_ALL: Final = "call it in all ranks, in the same order, or raise timeout_s"
 _GIVE_FUNCTION: Final = "pass a function that makes the data: only the first rank calls it"
 _SEE_FIRST: Final = "see the error of that rank"
+_ONE_CONTAINER: Final = 'start the ranks of a host in one container, or give the call another name="…"'
 _OTHER_NAME: Final = 'give the call another name="…"'
 
 
@@ -167,7 +169,7 @@ class FirstRank:
         try:
             content = connection.recv(_MAX_MESSAGE_BYTES) if _is_own(connection) else b""
             self._waiting[Hello(*json.loads(content))] = connection
-        except (OSError, ValueError, TypeError):  # another user, a rank that has died, or another program
+        except (OSError, ValueError, TypeError):  # another user or container, a rank that has died, or another program
             connection.close()
 
 
@@ -177,7 +179,7 @@ def ask(address: str, hello: Hello, timeout_s: float) -> int:
     descriptors: list[int] = []
     with _connect(address, timeout_s) as connection:
         if not _is_own(connection):
-            raise NumapinError("the socket for numapin.share belongs to another user", _OTHER_NAME)
+            raise NumapinError("the socket for numapin.share belongs to another user or container", _ONE_CONTAINER)
         with suppress(ConnectionError):  # the first rank has ended
             connection.send(json.dumps(hello).encode())
             flags = socket.MSG_CMSG_CLOEXEC
@@ -222,9 +224,10 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def _is_own(connection: socket.socket) -> bool:
-    """Return whether the other side runs as this user."""
+    """Return whether the other side runs as this user, and in this PID namespace or below: else its id is 0."""
     content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(content)[1] == os.geteuid())
+    pid, user, _group = _CREDENTIALS.unpack(content)
+    return bool(pid != 0 and user == os.geteuid())
 
 
 def _contradiction(hello: Hello, first: int, call: str, data: str) -> str:

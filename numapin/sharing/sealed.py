@@ -12,14 +12,13 @@ import weakref
 from enum import StrEnum
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError, NumapinError, UsageError
 from numapin.system import memory, numa, pages
 from numapin.system.refusals import REMEDIES
-from numapin.system.tree import Tree
+from numapin.system.tree import NODES, Tree
 
 if TYPE_CHECKING:
     from array import array
@@ -38,7 +37,6 @@ _SEAL_S: Final = 2.0
 _POLL_S: Final = 0.01
 _EXTENT_BYTES: Final = 64 << 20
 _ALIGNMENT: Final = 64  # of arrays, as numpy and torch align theirs
-_NODES: Final = "sys/devices/system/node"
 _MEMS: Final = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
 _TOLERANCE: Final = 0.1  # of a node's part of interleaved pages
 _FEW_PAGES: Final = 64
@@ -167,18 +165,15 @@ class Unsealed:
 def usable_nodes() -> CpuSet:
     """Return the nodes whose memory this process may use and that have CPUs: GPU memory and CXL nodes have none."""
     tree = Tree("")
-    nodes = tree.numbers(f"{_NODES}/has_cpu") or CpuSet()
-    allowed = _MEMS.search(Path("/proc/self/status").read_text(errors="replace"))
-    for limit in (tree.numbers(f"{_NODES}/has_memory"), CpuSet.parse(allowed[1]) if allowed else None):
-        nodes = nodes if limit is None else CpuSet(nodes & limit)
+    nodes = tree.numbers(f"{NODES}/has_cpu") or CpuSet()
+    for limit in (tree.numbers(f"{NODES}/has_memory"), tree.numbers("proc/self/status", line=_MEMS)):
+        nodes = nodes if limit is None else nodes & limit
     return nodes
 
 
 def cpus_of(node: int) -> CpuSet:
     """Return the CPUs of a node that this process may use."""
-    tree = Tree("")
-    cpus = tree.numbers(f"{_NODES}/node{node}/cpulist", mask=f"{_NODES}/node{node}/cpumap") or CpuSet()
-    return CpuSet(cpus & os.sched_getaffinity(0))
+    return (Tree("").node_cpus(node) or CpuSet()) & os.sched_getaffinity(0)
 
 
 def _set_policy(address: int, num_bytes: int, placing: Placing, nodes: CpuSet) -> Iterator[str]:

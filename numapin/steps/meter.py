@@ -8,6 +8,7 @@ work that the host has only queued is neither missing nor counted twice.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import sys
 import threading
@@ -104,11 +105,17 @@ def claim_file(settings: StepSettings, place: Place) -> Path:
     """
     restart = f"-restart-{place.restart}" if place.restart else ""
     path = Path(settings.folder, f"rank-{place.rank}{restart}.json")
-    with suppress(MachineFileError, OSError):  # there is no file, or its first record is about to be written
-        other = read_record(RankSteps, path.read_text("utf-8"), source=path.name, hint="", schema=SCHEMA)
-        if not other.is_final and not proc.is_running(other.pid):
-            return path
-    path.touch(exist_ok=False)
+    folder = os.open(settings.folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)  # else two processes could take over one file
+        with suppress(MachineFileError, OSError):  # there is no file, or its first record is about to be written
+            other = read_record(RankSteps, path.read_text("utf-8"), source=path.name, hint="", schema=SCHEMA)
+            if not other.is_final and not proc.is_running(other.pid):
+                path.unlink()
+        path.touch(exist_ok=False)
+    finally:
+        os.close(folder)
     return path
 
 

@@ -19,7 +19,7 @@ from typing import Final
 _NAME: Final = "numapin-steps"
 _LINK: Final = f"/memfd:{_NAME} (deleted)"
 _MOST_DESCRIPTORS: Final = 4096  # looked at: 20,000 took 0.8 s, and another user's process may have a million
-_LAYOUT: Final = struct.Struct("=ddQQd")
+_LAYOUT: Final = struct.Struct("=ddQQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,12 @@ class Waited:
         stepped_s: The time from batch to batch.
         num_steps: The number of steps.
         num_bytes: The bytes of slot memory that the batches needed.
-        copy_gbps: The speed of the copies to the GPU in 1e9 bytes per second. 0: none was measured.
     """
 
     waited_s: float
     stepped_s: float
     num_steps: int = 0
     num_bytes: int = 0
-    copy_gbps: float = 0.0
 
 
 class Totals:
@@ -64,9 +62,7 @@ class Totals:
             os.close(self._descriptor)
             self._page = None
 
-    def add(
-        self, *, waited_s: float, stepped_s: float, num_steps: int = 1, num_bytes: int = 0, copy_gbps: float = 0.0
-    ) -> None:
+    def add(self, *, waited_s: float, stepped_s: float, num_steps: int = 1, num_bytes: int = 0) -> None:
         """Add steps, and the bytes that arrived since the steps before them."""
         with self._lock:
             self._waited_s += waited_s
@@ -74,8 +70,7 @@ class Totals:
             self._num_steps += num_steps
             self._num_bytes += num_bytes
             if self._page is not None:
-                values = (self._waited_s, self._stepped_s, self._num_steps, self._num_bytes, copy_gbps)
-                _LAYOUT.pack_into(self._page, 0, *values)
+                _LAYOUT.pack_into(self._page, 0, self._waited_s, self._stepped_s, self._num_steps, self._num_bytes)
 
 
 _totals: dict[int, Totals] = {}
@@ -119,10 +114,10 @@ def read_waited(pid: int, descriptor: int) -> Waited | None:
         # terminal, which would become that observer's own.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags), "rb") as file:
-            waited_s, stepped_s, num_steps, num_bytes, copy_gbps = _LAYOUT.unpack(file.read(_LAYOUT.size))
+            waited_s, stepped_s, num_steps, num_bytes = _LAYOUT.unpack(file.read(_LAYOUT.size))
     except (OSError, struct.error, TypeError):  # TypeError: an empty pipe gives None
         return None
-    return Waited(waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_bytes, copy_gbps=copy_gbps)
+    return Waited(waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_bytes)
 
 
 def _is_totals(path: Path) -> bool:

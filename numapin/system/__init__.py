@@ -14,7 +14,7 @@
     cgroup.py         the cgroups of this process and their mounts; kills for lack of memory
     tree.py           small files of sysfs and procfs below any root
     cuda.py           CUDA driver calls that torch lacks
-    libraries.py      the effects of NCCL and OpenMP on the CPU affinity
+    libraries.py      the effects of NCCL, OpenMP and CPython on ranks, by version
     nccl_files.py     the version of an NCCL library
     refusals.py       remedies for refused NUMA calls
     stores.c          copies that bypass the caches

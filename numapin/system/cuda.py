@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LIBRARY: Final = "libcuda.so.1"
-_loading: Final[dict[int, RLock]] = {}  # by process: a forked child may inherit a held one
+_making: Final[dict[int, RLock]] = {}
 
 _SUCCESS: Final = 0
 _NOT_READY: Final = 600
@@ -122,10 +122,18 @@ def driver() -> Driver | None:
     that uses CUDA. A child forked after that gets None.
     """
     if not _load.cache_info().currsize:  # threads that come at once get the same one
-        with _loading.setdefault(os.getpid(), RLock()):
+        with making():
             _load()
     loaded = _load()
     return loaded if loaded is not None and loaded.pid == os.getpid() else None
+
+
+def making() -> RLock:
+    """Return the lock for making what a process has once, by process: a forked child may inherit a held one.
+
+    It can be entered again: a finalizer may run while it is held.
+    """
+    return _making.setdefault(os.getpid(), RLock())
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The effects of NCCL and OpenMP on the CPU affinity of a rank, by version and environment.
+"""The effects of NCCL, OpenMP and CPython on a rank, by version and environment.
 
 While NCCL creates a communicator, it binds the calling thread to those of its CPUs that are on the GPU's node, so that
 its buffers and its own threads are there. With NCCL_IGNORE_CPU_AFFINITY it takes all CPUs of that node instead
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 IGNORE: Final = "NCCL_IGNORE_CPU_AFFINITY"
 MENDED: Final = "2.30.3"
@@ -61,3 +62,18 @@ def binding_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY"):  # places without binding
             binding.pop(name, None)
     return binding
+
+
+# --- CPython ---------------------------------------------------------------------------------------------------------
+
+FORKS_ISSUE: Final = "github.com/python/cpython/issues/112275"
+FORKS_MENDED: Final = "3.11.10"
+
+
+def forks_may_hang(version: tuple[int, ...]) -> bool:
+    """Return whether a forked child can hang because a C++ thread, such as gloo's, was acquiring the GIL at the fork.
+
+    In the child, CPython 3.11.0 to 3.11.9 takes the lock of its list of threads before it resets it.
+    Source: `FORKS_ISSUE`.
+    """
+    return version < tuple(map(int, FORKS_MENDED.split(".")))

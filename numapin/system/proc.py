@@ -115,13 +115,20 @@ def pid_namespace() -> int:
     return os.stat(f"{folder_of('self')}/ns/pid").st_ino
 
 
-def has_open(pid: int, prefix: str) -> bool:
-    """Return whether a process has a file open whose path begins so; False if that cannot be read."""
-    folder = f"{folder_of(pid)}/fd"
+def open_files(pid: int | str, prefix: str) -> list[int]:
+    """Return the descriptors of a process whose files have paths that begin so; none if that cannot be read."""
+    folder, found = f"{folder_of(pid)}/fd", []
     try:
-        return any(os.readlink(f"{folder}/{name}").startswith(prefix) for name in os.listdir(folder))
-    except OSError:
-        return False
+        names = os.listdir(folder)
+    except OSError:  # /proc is hidden, or the process is gone
+        return []
+    for name in names:
+        try:
+            if os.readlink(f"{folder}/{name}").startswith(prefix):
+                found.append(int(name))
+        except OSError:  # closed meanwhile
+            pass
+    return found
 
 
 def all_pids(root: StrPath = LIVE) -> list[int]:

@@ -27,6 +27,7 @@ from numapin.errors import MachineFileError
 from numapin.system import calls
 
 CAPTURE: Final = "capture a machine with: hwloc-gather-topology --io capture && tar xf capture.tar.bz2"
+NODES: Final = "sys/devices/system/node"
 _NEEDS_OPENAT2: Final = "use Linux 5.6 or later; in a container, a runtime that allows openat2, such as Docker 20.10"
 _MAX_BYTES: Final = MAX_LIST_CHARS + 1
 _MAX_PROC_BYTES: Final = 1 << 20  # of mounts: hosts of containers have thousands
@@ -115,6 +116,11 @@ class Tree:
             return self._sets.get(text, parse)
         except ValueError as error:
             raise self.error(path, str(error)) from None
+
+    def node_cpus(self, node: int) -> CpuSet | None:
+        """Return the CPUs of a NUMA node; None if it does not exist. Raises MachineFileError."""
+        at = f"{NODES}/node{node}"
+        return self.numbers(f"{at}/cpulist", mask=f"{at}/cpumap")
 
     def error(self, path: str, problem: str) -> MachineFileError:
         """Return an error that names the file."""

@@ -13,13 +13,14 @@ import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import numapin
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.system import proc
+from numapin.system.tree import NODES, Tree
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -127,12 +128,9 @@ def _described(loader: DataLoader[Any], iterator: object) -> dict[str, object]:
 
 def _nodes_of(cpus: CpuSet) -> str:
     """Return the NUMA nodes that these CPUs belong to, "" if the kernel does not say."""
-    nodes = set()
-    for path in Path("/sys/devices/system/node").glob("node[0-9]*"):
-        with suppress(OSError, ValueError):
-            if cpus & CpuSet.parse((path / "cpulist").read_text().strip()):
-                nodes.add(int(path.name.removeprefix("node")))
-    return str(CpuSet(nodes))
+    tree = Tree("")
+    nodes = tree.numbers(f"{NODES}/online") or ()
+    return str(CpuSet(node for node in nodes if cpus & (tree.node_cpus(node) or CpuSet())))
 
 
 # --- stack samples ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from numapin.cli.main import numapin
 from numapin.cli.run import _loaders_reported
 from numapin.compare.campaign import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command
-from numapin.data.forks import ISSUE, may_hang
 from numapin.launcher import hosts, run_folder
 from numapin.launcher.options import TORCHRUN_OPTIONS
 from numapin.launcher.ranks import ended_on_error, guarded
@@ -37,6 +36,7 @@ from numapin.steps.meter import find_place
 from numapin.steps.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.system import proc
 from numapin.system.cuda import CudaRefused, Driver
+from numapin.system.libraries import FORKS_ISSUE, forks_may_hang
 from numapin.system.pages import PINNED
 from numapin.system.proc import state_of, thread_cpus
 from numapin.topology.discover import example_names

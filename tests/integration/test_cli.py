@@ -50,6 +50,14 @@ class TestStreams:
         assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
         assert done.status == 1
 
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_full_stdout_of_a_check(self, unbuffered: str) -> None:
+        """Checks that could not be printed are not failed checks: a prolog must not take the host out of service."""
+        line = f"{' '.join(NUMAPIN)} doctor --only swap --fail-on error > /dev/full"
+        done = call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered)
+        assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
+        assert done.status == 3
+
     @pytest.mark.parametrize(
         ("command", "unbuffered", "status"),
         [

@@ -21,7 +21,7 @@ import atexit, contextlib, ctypes, os, random, sys, threading
 import numpy
 import torch
 import numapin
-from numapin.data import blocks, pinning
+from numapin.data import pinning
 
 class Ones(torch.utils.data.Dataset):
     def __len__(self):
@@ -76,7 +76,7 @@ def settle():
 
 def free_all(reclaimer):
     for _ in range(300):
-        reclaimer.add(blocks.Locked(memory=Memory(), address=0, num_bytes=0, device=0))
+        reclaimer.add(pinning.Locked(memory=Memory(), address=0, num_bytes=0, device=0))
 
 def reclaim():
     free_all(pinning.reclaimer(Driver()))

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import numapin
 from tests.contract.datasets import Made
 from tests.data.warm import run_script
-from tests.integration.seam import ISSUE, may_hang, state_of
+from tests.integration.seam import FORKS_ISSUE, forks_may_hang, state_of
 from tests.integration.seam_torch import HandedDown, forking
 from tests.waiting import wait_until
 
@@ -114,7 +114,7 @@ def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], optio
     assert told[0] == told[1]
     said = capfd.readouterr().err
     assert said.count("worker 0 hung in its fork, before it ran anything, and was restarted") == 1
-    assert (ISSUE in said) == may_hang(sys.version_info[:3])
+    assert (FORKS_ISSUE in said) == forks_may_hang(sys.version_info[:3])
 
 
 def test_several_hang_and_again(forks: Forks) -> None:

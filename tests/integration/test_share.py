@@ -15,6 +15,7 @@ import pytest
 from tests.integration.launching import all_ended, call, environment, script
 from tests.waiting import wait_until
 
+IN_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")  # with the network and the user of the host
 BEGIN = """
 import json, math, os, sys, time, pathlib, numapin
 def files():
@@ -39,11 +40,11 @@ time.sleep(1000)
 
 
 def ranks(text: str, num_ranks: int, **changes: str) -> list[Any]:
-    """Start ranks without a launcher, as one would; return how each ended."""
+    """Start ranks without a launcher, as one would, rank CONTAINED in a PID namespace; return how each ended."""
     job = {"LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(os.getpid()), "NUMAPIN_RUN_DIR": ""}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", text],
+            [*(IN_CONTAINER if changes.get("CONTAINED") == str(rank) else ()), sys.executable, "-c", text],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -189,6 +190,18 @@ numapin.share(disturb, timeout_s=20)
     assert [rank.status for rank in ranks(text, 2)] == [0, 0]
 
 
+@pytest.mark.parametrize("contained", [0, 1])
+def test_another_container_gets_no_data(contained: int) -> None:
+    """A process in another PID namespace is refused by either side, although it has the same user and network."""
+    if call(*IN_CONTAINER, "true").status:
+        pytest.skip("no right to make a PID namespace here (unshare --pid)")
+    done = ranks(f"{BEGIN}\nshow(found=numapin.share([1], timeout_s=10)[0])", 2, CONTAINED=str(contained))
+    assert [rank.status for rank in done] == [1, 1], done
+    assert "local rank 1 did not call numapin.share within 10 s" in done[0].err
+    problem = {0: "ended before it had shared the data", 1: "belongs to another user or container"}[contained]
+    assert problem in done[1].err
+
+
 @pytest.mark.parametrize(("absent", "problem"), [(0, "the first rank of this host"), (1, "local rank 1")])
 def test_a_rank_that_does_not_call_is_named(absent: int, problem: str) -> None:
     """After the time limit, the ranks that wait name the one that did not call it."""
@@ -294,6 +307,22 @@ def test_workers_that_are_not_forked_read_the_same_tensor(tmp_path: Path) -> Non
     found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
     assert [each["values"] for each in found] == [[101 * index + 3 for index in range(8)]] * 2
     assert [each["inside"] for each in found] == [[True] * 8] * 2
+
+
+COLLATED = f"""{BEGIN}
+import numpy, torch
+rows = numapin.share(lambda: [numpy.arange(3) + number for number in range(4)])
+for size in (None, 2):
+    show(rows=[batch.tolist() for batch in torch.utils.data.DataLoader(rows, batch_size=size)])
+torch.as_tensor(numpy.frombuffer(b"user"))
+"""
+
+
+def test_torch_collates_shared_arrays_without_a_warning(tmp_path: Path) -> None:
+    """Its warning of a crash after a write to arrays that are not writable does not concern them."""
+    done = call(sys.executable, "-W", "error::UserWarning", script(tmp_path, COLLATED))
+    rows = [[number, number + 1, number + 2] for number in range(4)]
+    assert [each["rows"] for each in found_by(done.out)] == [rows, [rows[:2], rows[2:]]], done
 
 
 MEMORY = f"""{BEGIN}

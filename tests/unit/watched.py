@@ -15,10 +15,8 @@ _LOAD = GpuLoad(busy_share=0.87, h2d_gbps=12.4, used_bytes=40 << 30, memory_byte
 
 
 def loop(waited_s: float, stepped_s: float, num_steps: int) -> Waited:
-    """Return totals, with batches of 1 MB and copies of 20 GB/s."""
-    return Waited(
-        waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_steps * 10**6, copy_gbps=20.0
-    )
+    """Return totals, with batches of 1 MB."""
+    return Waited(waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_steps * 10**6)
 
 
 def planned(number: int) -> RankPlan:

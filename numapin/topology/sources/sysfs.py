@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_NICS, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
+from numapin.base.formats import pci_address
 from numapin.base.text import not_none, without_none
 from numapin.errors import MachineError
 from numapin.system.cgroup import cpuset_of, own_cgroups
-from numapin.system.tree import CAPTURE, Tree
-from numapin.topology.address import pci_address
+from numapin.system.tree import CAPTURE, NODES, Tree
 from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.model import CpuSpeed, NodeSource, Pcie
 from numapin.topology.nics import Nic, NicInterface, NicKind
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 _SYSTEM: Final = "sys/devices/system"
 _CPU: Final = f"{_SYSTEM}/cpu"
-_NODE: Final = f"{_SYSTEM}/node"
 _ALLOWED: Final = tuple(re.compile(rf"^{what}_allowed_list:\s*(\S*)", re.MULTILINE) for what in ("Cpus", "Mems"))
 _DISTANCE: Final = re.compile(r"[0-9]{1,9}")
 
@@ -171,12 +170,12 @@ def _l3(tree: Tree, at: str) -> CpuSet | None:
 
 
 def _read_nodes(tree: Tree, online: CpuSet) -> Iterator[NodeReading]:
-    present = _numbered(tree, _NODE, "node")
-    listed = tree.numbers(f"{_NODE}/online")
+    present = _numbered(tree, NODES, "node")
+    listed = tree.numbers(f"{NODES}/online")
     ids = present if listed is None else sorted(listed)
     for node in sorted(set(present).intersection(ids)):
-        at = f"{_NODE}/node{node}"
-        cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
+        at = f"{NODES}/node{node}"
+        cpus = tree.node_cpus(node) or CpuSet()
         meminfo = tree.text(f"{at}/meminfo") or ""
         # The kernel writes a distance for each online node, in ascending order.
         distances = (tree.text(f"{at}/distance") or "").split()

@@ -28,7 +28,7 @@ from numapin.compare.variants import (
     require_different_names,
 )
 from numapin.steps.job import between
-from numapin.steps.meter import StepWindow
+from numapin.steps.meter import Place, StepMeter, StepWindow, claim_file
 from numapin.steps.record import Phase, RankSteps, StepSettings, StepUnit
 from numapin.topology.discover import example_names
 from numapin.view.compare_table import OTHERS, compare_table

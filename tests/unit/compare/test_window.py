@@ -1,11 +1,17 @@
-"""Which steps of a loop are measured."""
+"""Which steps of a loop are measured, and whose."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.compare.seam import StepWindow
+from tests.unit.compare.seam import Phase, Place, StepMeter, StepSettings, StepWindow, claim_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 S = 10**9
 
@@ -51,3 +57,13 @@ def test_steps_fill_the_window(skip: int, steps: int, seconds: float, took: list
     assert len(one.step_ns) <= steps
     assert list(one.step_ns) == took[skip : skip + len(one.step_ns)]
     assert one.is_done == (len(one.step_ns) == steps or (len(one.step_ns) > 1 and sum(one.step_ns) >= seconds * S - 1))
+
+
+def test_one_process_takes_over_from_one_that_has_ended(tmp_path: Path) -> None:
+    """Once the first process of a rank has ended, one other is measured, also before it has written anything."""
+    settings, place = StepSettings(folder=str(tmp_path), skip=1, steps=2), Place(0, 0, 1, 1, 0)
+    path = claim_file(settings, place)
+    StepMeter(settings=settings, place=place, path=path, pid=1 << 30).write(Phase.STARTED)
+    assert claim_file(settings, place) == path
+    with pytest.raises(FileExistsError):
+        claim_file(settings, place)

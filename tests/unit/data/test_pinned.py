@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import sys
 import threading
 import time
 import weakref
@@ -29,6 +30,7 @@ from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from tests.cuda.fake import FakeCuda
 
@@ -300,12 +302,12 @@ class TestReuse:
 
     def test_idle_memory_makes_room(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """The longest idle memory is released as far as new memory exceeds the budget, and all if it is refused."""
-        oldest, _, _ = freed(9 * PAGE), freed(5 * PAGE), freed(3 * PAGE)
+        for num_pages in (9, 5, 3):
+            freed(num_pages * PAGE)
         room = LockRoom(num_bytes=12 * PAGE, reason="")
         monkeypatch.setattr(pinned, "read_room", lambda *_a, **_k: room)
         tensor = pinned.empty(20 * PAGE, torch.uint8)  # 8 more than there is room
         assert (num_idle_bytes(), gpu.registered_bytes()) == (8 * PAGE, 28 * PAGE)
-        assert not gpu.is_registered(oldest)
         gpu.refuse_registration(above_bytes=32 * PAGE)
         other = pinned.empty(12 * PAGE, torch.uint8)
         assert (num_idle_bytes(), gpu.registered_bytes()) == (0, 32 * PAGE)
@@ -345,6 +347,50 @@ class TestReuse:
                 pinned.empty(PAGE, torch.uint8)
         assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
         assert gpu.registered_bytes() == PAGE
+
+    def test_ctrl_c_at_any_call(self, gpu: FakeCuda) -> None:
+        """Wherever it comes while a block is looked for, the block waits for reuse again, and no lock stays locked."""
+        driver = cuda.driver()
+        assert driver is not None
+        release_unused = reclaimer(driver).release_unused
+        freed(PAGE)
+        num_passed, left = 0, 0
+
+        def interrupt(frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal left
+            left -= event in ("call", "c_return") and frame.f_code.co_filename == pinning.__file__
+            if left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        tensor = None
+        while tensor is None:
+            left = num_passed
+            try:
+                sys.setprofile(interrupt)
+                tensor = pinned.empty(PAGE, torch.uint8)
+            except KeyboardInterrupt:
+                num_passed += 1
+                other = threading.Thread(target=release_unused, daemon=True)
+                other.start()
+                other.join(10)
+                assert not other.is_alive()
+                assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
+            finally:
+                sys.setprofile(None)
+        assert num_passed > 3
+        assert gpu.registered_bytes() == PAGE
+
+    def test_ctrl_c_while_it_is_registered(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Memory that is about to be unmapped is not registered any more."""
+
+        def interrupt(_num_bytes: int) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(PINNED, "add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pinned.empty(PAGE, torch.uint8)
+        assert gpu.registered_bytes() == 0
 
     def test_the_budget_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Idle bytes are part of the pinned ones."""

@@ -13,9 +13,8 @@ from numapin.observe import find as find_job
 from numapin.observe.during_run import read_loaders, reporting_loaders
 from numapin.observe.find import RunningJob
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
-from numapin.observe.node import NodeFollower, origin_of, running_folders
+from numapin.observe.node import NodeFollower, Sampler, origin_of, read_swapped, running_folders
 from numapin.observe.read import observe
-from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top
 from numapin.observe.verify import VerifyReport, verify
 from numapin.plan.model import GpuRef
