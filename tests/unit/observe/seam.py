@@ -11,7 +11,7 @@ from numapin.launcher.run_folder import find_file
 from numapin.observe import during_run, node, read
 from numapin.observe import find as find_job
 from numapin.observe.during_run import read_loaders, reporting_loaders
-from numapin.observe.find import RunningJob
+from numapin.observe.find import RunningJob, read_run
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.node import NodeFollower, origin_of, running_folders
 from numapin.observe.read import observe
