@@ -22,7 +22,7 @@ from numapin.plan.model import GpuRef
 from numapin.rank import handover
 from numapin.steps.totals import Waited
 from numapin.system import proc
-from numapin.system.proc import children_of, environment_of, parent_of, start_time, thread_cpus
+from numapin.system.proc import children_of, environment_of, parent_of, start_time
 from numapin.topology.readings import GpuLoad
 from numapin.view.top_table import top_table
 from numapin.view.verify_table import summary, verify_table
