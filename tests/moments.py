@@ -1,7 +1,6 @@
 """Another user who acts at a chosen moment, right before one of our calls to the operating system.
 
-Comes in: acts, by the number of the call. Goes out: the number of calls. If two processes race in a loop,
-luck decides whether one acts between two calls of the other; here each moment is tried.
+If two processes race in a loop, luck decides whether one acts between two calls of the other; here each is tried.
 """
 
 from __future__ import annotations

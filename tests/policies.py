@@ -1,7 +1,4 @@
-"""Tests of pages with a Content-Security-Policy: allow a test's own scripts, and insert ones that must not run.
-
-Comes in: a page that the program wrote. Goes out: the page with scripts added, under its own policy.
-"""
+"""Tests of pages with a Content-Security-Policy: allow a test's own scripts, and insert ones that must not run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Interactive shells on a terminal, for tests of completion.
-
-Comes in: the start of a command line. Goes out: the line after the Tab key.
-"""
+"""Interactive shells on a terminal, for tests of completion."""
 
 from __future__ import annotations
 

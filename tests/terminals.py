@@ -1,7 +1,4 @@
-"""A terminal for commands under test, and a check for harmful output.
-
-Comes in: a command. Goes out: its output on a terminal that is its stdin, stdout and stderr.
-"""
+"""A terminal for commands under test, and a check for harmful output."""
 
 from __future__ import annotations
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser.chromium import document, needs_chromium
+
 ASSETS = Path(__file__).resolve().parents[2] / "docs" / "assets"
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
-)
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on PATH; type: apt-get install chromium")
+pytestmark = needs_chromium
 
 
 def said(tmp_path: Path, page: str) -> Any:
     """Open a page from a file, as a user does; return the JSON that its script wrote into the title."""
     (tmp_path / "page.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
-    options = ("--headless", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000")
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    command = [CHROMIUM, *options, *sandbox, "--dump-dom", (tmp_path / "page.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    title = done.stdout.partition("<title>")[2].partition("</title>")[0]
-    assert title, done.stderr
+    shown = document(tmp_path / "page.html", "--virtual-time-budget=5000")
+    title = shown.partition("<title>")[2].partition("</title>")[0]
+    assert title, shown
     return json.loads(unescape(title))
 
 

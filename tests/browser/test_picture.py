@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from numapin import Bind, Request, make_plan
+from tests.browser.chromium import document, needs_chromium
 from tests.browser.seam import COLORS, page
 from tests.pictures import golden_machine
 from tests.policies import FOREIGN, HAS_EFFECT, LOOK, allowing, without_policy
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+pytestmark = needs_chromium
 LARGE, SMALL = "2pkg-8node-smt2-8gpu-pairs", "1node-16cpu-1gpu-vm"
 
 # Runs in the page after layout; its result is read from the document that the browser prints.
@@ -48,15 +46,6 @@ document.body.append(out);
 """
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    """Give the browser's path."""
-    found = next((path for path in map(shutil.which, PROGRAMS) if path), None)
-    if found is None:
-        pytest.skip(f"none of {', '.join(PROGRAMS)} on PATH; type: apt-get install chromium")
-    return found
-
-
 @pytest.fixture
 def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
     """Return a function that opens a page, light or dark, and returns the probe's findings."""
@@ -72,25 +61,13 @@ def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def opened(chromium: str, tmp_path: Path) -> Callable[..., str]:
+def opened(tmp_path: Path) -> Callable[..., str]:
     """Return a function that opens a page, light or dark, and returns the resulting document."""
 
     def open_page(text: str, *, dark: bool = False, width: int = 1500) -> str:
         file = tmp_path / "page.html"
         file.write_text(text, encoding="utf-8")
-        command = [
-            *(
-                chromium,
-                "--headless",
-                "--disable-gpu",
-                f"--user-data-dir={tmp_path / 'profile'}",
-                f"--window-size={width},1000",
-            ),
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-            *("--dump-dom", file.as_uri()),
-        ]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        return document(file, f"--window-size={width},1000", f"--blink-settings=preferredColorScheme={int(not dark)}")
 
     return open_page
 
@@ -136,5 +113,5 @@ def test_nothing_but_the_page_itself_acts(opened: Callable[..., str]) -> None:
     assert kept["outline"] != HAS_EFFECT["outline"]
 
 
-def _title(document: str) -> str:
-    return document.partition("<title>")[2].partition("</title>")[0]
+def _title(text: str) -> str:
+    return text.partition("<title>")[2].partition("</title>")[0]

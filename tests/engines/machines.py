@@ -112,7 +112,7 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             return not left
 
-        is_dark = wait_until(dark, limit_s=30)
+        is_dark = wait_until(dark, limit_s=120)
         assert is_dark, f"{self.name} still has processes"
 
 

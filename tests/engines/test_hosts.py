@@ -11,7 +11,7 @@ from tests.engines.cluster import output_in
 from tests.engines.machines import INTERFACE, pair
 from tests.engines.needs import NAMESPACES, require
 from tests.engines.test_mpi import Hosts
-from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
+from tests.engines.told import PROBE, assert_bound, ranks_in
 from tests.integration.launching import NUMAPIN
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def test_mpirun_needs_nothing_else(two_machines: tuple[Machine, Machine], tmp_pa
     hosts = Hosts(two_machines, tmp_path)
     variables = [word for name in ("PATH", "PYTHONPATH", "GLOO_SOCKET_IFNAME") for word in ("-x", name)]
     words = ("mpirun", "--hostfile", str(hosts.hostfile), "--map-by", "ppr:1:node", "--bind-to", "none", *variables)
-    done = hosts.call(*words, *RUN, "--verbose", EXAMPLE, "--epochs=1", GLOO_SOCKET_IFNAME=INTERFACE)
+    run = (*NUMAPIN, "run", "--nproc-per-node=1", "--verbose", EXAMPLE, "--epochs=1")
+    done = hosts.call(*words, *run, GLOO_SOCKET_IFNAME=INTERFACE)
     assert done.status == 0, done.err
     first = two_machines[0]
     told = [f"host 0 is {where}, from Open MPI (OMPI_COMM_WORLD_RANK=1" for where in (first.address, first.name)]
@@ -154,13 +155,15 @@ def test_pods_of_an_indexed_job(tmp_path: Path) -> None:
     with pair(tmp_path, "train-0.train.space", "train-1.train.space") as pods:
         launchers = [
             pod.start(
-                *(*NUMAPIN, "run", "--nnodes=2", "--nproc-per-node=1", PROBE, str(tmp_path)),
+                *(*NUMAPIN, "run", "--nnodes=2", "--nproc-per-node=1", PROBE, str(tmp_path), "--alone"),
                 folder=tmp_path,
                 log=log,
                 JOB_COMPLETION_INDEX=str(index),
-                GLOO_SOCKET_IFNAME=INTERFACE,
             )
             for index, pod in enumerate(pods)
         ]
         assert [launcher.wait(timeout=180) for launcher in launchers] == [0, 0], log.read_text()
-    assert_met(ranks_in(tmp_path), size=2)
+    assert [(rank["rank"], rank["host"]) for rank in ranks_in(tmp_path)] == [
+        (0, "train-0.train.space"),
+        (1, "train-1.train.space"),
+    ]

@@ -72,7 +72,9 @@ def test_ranks_of_two_machines_meet(two_machines: tuple[Machine, Machine], tmp_p
     assert_bound(ranks)
     assert [rank["binding"]["local_rank"] for rank in ranks] == [0, 1, 0, 1]
     assert {rank["host"] for rank in ranks[:2]} != {rank["host"] for rank in ranks[2:]}
-    assert wait_until(lambda: not any(machine.processes() for machine in two_machines), limit_s=10), "something is left"
+    assert wait_until(lambda: not any(machine.processes() for machine in two_machines), limit_s=120), (
+        "something is left"
+    )
 
 
 def test_host_names_that_nobody_resolves(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_pa
     stays, lost = (job.start(machine) for machine in two_machines)
     before = job.met(2, known=[])
     two_machines[1].lose_power()
-    assert lost.wait(timeout=60) != 0
+    assert lost.wait(timeout=240) != 0
     back = job.start(two_machines[1])
     after = job.met(2, known=before)
     job.end(stays, back)
@@ -116,7 +118,7 @@ def test_a_job_goes_on_with_the_machines_that_there_are(two_machines: tuple[Mach
     together = job.met(2, known=[])
     known = ranks_in(tmp_path)
     two_machines[1].lose_power()
-    assert lost.wait(timeout=60) != 0
+    assert lost.wait(timeout=240) != 0
     (alone,) = job.met(1, known=known)
     assert (alone["host"], alone["rank"]) == ("numapin1", 0)
     back = job.start(two_machines[1])

@@ -33,7 +33,7 @@ ROOT = os.getuid() == 0
 JOINING = str(Path(__file__).parent / "joining.py")
 ATTACKER = (sys.executable, str(Path(__file__).parents[1] / "integration" / "attacker.py"))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 NOBODY = 65534  # the attacker
 
 MEETS = """
@@ -345,19 +345,12 @@ def test_the_first_host_holds_the_ranks_port_also_if_ranks_may_restart(tmp_path:
         assert started.err.read_text().count("warning: ps shows --rdzv-id to every user of this host") == 2
 
 
-def test_the_state_in_etcd_is_not_signed_and_numapin_says_so(tmp_path: Path) -> None:
-    """etcd-v2 keeps torch's own pickle, so numapin warns before it connects."""
-    meeting = ("--nnodes", "2", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "127.0.0.1:1")
-    done = numapin("run", "--quiet", "--nproc-per-node", "1", *meeting, script(tmp_path, "pass"))
-    assert done.status == 1
-    assert (
-        "the rendezvous state in etcd-v2 is a pickle that numapin does not sign: anyone who can write to " in done.err
-    )
-
-
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_etcd_without_its_package(tmp_path: Path, backend: str) -> None:
-    """The hint names the package, which has another name than the module."""
+    """The hint names the package, which has another name than the module.
+
+    etcd-v2 keeps torch's own pickle, so numapin warns before it connects.
+    """
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['etcd'] = None")
     meeting = ("--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "127.0.0.1:1")
     line = ("run", "--quiet", "--nproc-per-node", "1", *meeting, script(tmp_path, "pass"))
@@ -365,6 +358,8 @@ def test_etcd_without_its_package(tmp_path: Path, backend: str) -> None:
     assert done.status == 1
     assert "the rendezvous in etcd needs the Python module etcd, which is not installed" in done.err
     assert "hint: pip install python-etcd, or" in done.err
+    warning = "the rendezvous state in etcd-v2 is a pickle that numapin does not sign: anyone who can write to "
+    assert (warning in done.err) == (backend == "etcd-v2")
 
 
 KINDS = [("trace", "1", 1), ("exec", "1 or more", 2), ("spawn", "1", 1)]

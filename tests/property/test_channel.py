@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.property.seam_torch import Channel, _frames
 
-WAIT_S: Final = 20
+WAIT_S: Final = 300
 
 # Sizes around a frame (4088 bytes of message) and a pipe (64 KiB), and in between.
 sizes = st.one_of(

@@ -14,7 +14,7 @@ from numapin.errors import PlanError, UsageError
 from tests.machines.grids import grid
 from tests.property.seam import CpuSet, NodeKind
 
-deterministic = settings(max_examples=150, deadline=None)
+deterministic = settings(max_examples=80, deadline=None)
 
 
 @st.composite
@@ -242,7 +242,7 @@ def test_unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> 
             assert plan.ranks
 
 
-@settings(deterministic, max_examples=300)  # of each property
+@settings(deterministic, max_examples=200)  # of each property
 @given(cases())
 def test_every_property(case: Case) -> None:
     """Each plan has all the properties above: machines take longer to draw than to check."""

@@ -74,19 +74,20 @@ def start(folder: Path, kinds: Sequence[str], options: Mapping[str, object]) -> 
         )
 
 
-SMALL, LARGE = 2_000_000, 5_000_000
+SMALL, LARGE, LARGEST = 2_000_000, 3_000_000, 5_250_000
+"""What cases aim at, and the largest that does not: the largest machine that is accepted."""
 MOST_MB_OF_SMALL: Final = 200
 ALLOWANCE: Final = 1.05  # some cases are a little larger than asked for
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_files_are_answered_soon(tmp_path: Path) -> None:
     """With every view of a machine and every reader of a plan, in little memory; the time is the processor's.
 
     Two processes share the cases, because what counts is each answer's CPU time.
     """
-    rows = answered(tmp_path, *hostile.KINDS, num_bytes=LARGE, sizes=f"-1 {int(ALLOWANCE * LARGE)}", num_parts=2)
+    rows = answered(tmp_path, *hostile.KINDS, num_bytes=LARGE, sizes=f"-1 {LARGEST}", num_parts=2)
     assert len(rows) > 200
     assert {row[0].split()[0] for row in rows} == {*hostile.KINDS}
     most = {row[0]: MOST_MB_OF_SMALL if row[4] <= ALLOWANCE * SMALL else MOST_MB for row in rows}

@@ -22,14 +22,7 @@ MODULES = {
 
 # Folders and modules that neither read nor write. What is pure imports only what is pure.
 PURE = (
-    *(
-        "errors",
-        "base.cpu_set",
-        "base.formats",
-        "base.text",
-        "base.records",
-        "base.stats",
-    ),
+    *("errors", "base.cpu_set", "base.formats", "base.text", "base.records", "base.stats"),
     *("system.libraries", "system.refusals"),
     *("topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
@@ -37,26 +30,11 @@ PURE = (
     *("plan", "tasks.identify", "tasks.hosts", "tasks.slice", "data.usage"),
     *("children.table", "children.frameworks"),
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
-    *(
-        "observe.model",
-        "observe.verify",
-        "observe.top",
-        "attach.report",
-    ),
-    *(
-        "view",
-        "jobs",
-        "bench.model",
-        "bench.verdict",
-        "base.redact",
-        "base.bounds",
-        "base.strict_json",
-    ),
+    *("observe.model", "observe.verify", "observe.top", "attach.report", "view", "jobs"),
+    *("bench.model", "bench.verdict", "compare.variants", "compare.report", "steps.record"),
+    *("base.redact", "base.bounds", "base.strict_json"),
     *(f"doctor.{name}" for name in ("check", "network", "nvidia", "software")),
     *(f"trace.{name}" for name in ("records", "analysis", "findings", "report")),
-    *(f"compare.{name}" for name in ("variants",)),
-    "steps.record",
-    *(f"compare.{name}" for name in ("report",)),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -66,15 +44,8 @@ ONLY_IN = {
     "ctypes": ("system", "topology.sources.libnuma"),
     "numa": ("system.calls", "topology.sources.libnuma"),
     "torch": (
-        "launcher",
-        "data",
-        "pinned",
-        "sharing.reading",
-        "bench",
-        "steps.meter",
-        "trace.hook",
-        "trace.script",
-        "trace.tracer",
+        *("launcher", "data", "pinned", "sharing.reading", "bench", "steps.meter"),
+        *("trace.hook", "trace.script", "trace.tracer"),
     ),
     "click": ("cli",),
     "rich": ("cli", "view"),
@@ -153,15 +124,12 @@ def test_the_lists_above_name_what_exists() -> None:
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_import_nothing_that_acts(name: str) -> None:
-    """Modules that decide neither read nor write: no os, pathlib, subprocess, or library that looks at hardware."""
+    """Modules that decide neither read nor write: no os, pathlib, subprocess, or library that looks at hardware.
+
+    They import only pure modules of ours, so that nothing acts through a back door.
+    """
     for module in (module for module in MODULES if _within(module, (name,))):
         assert not {imported.partition(".")[0] for imported in _imports(module, at_run_time=False)} & IMPURE, module
-
-
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_import_pure_ones_only(name: str) -> None:
-    """A pure module imports only pure modules of ours, so that nothing acts through a back door."""
-    for module in (module for module in MODULES if _within(module, (name,))):
         ours = {imported for imported in _imports(module) if imported.startswith("numapin.")}
         assert {imported for imported in ours if not _within(imported, PURE)} == set(), module
 

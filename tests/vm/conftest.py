@@ -71,8 +71,8 @@ def _booted(name: str, request: pytest.FixtureRequest) -> VmResult:
     jobs.sort(key=lambda job: job.spoils)
     share = request.getfixturevalue("tmp_path_factory").mktemp(name)
     names = {job.name for job in jobs}
-    # Importing torch takes two thirds of a boot's time.
-    torch = ("numapin.data.loader",) if "load-ranks" in names else ()
+    # In emulation torch takes longer to import than a machine to boot.
+    torch = ("numapin.data.loader",) if "load-rank" in names else ()
     preload = (*NUMAPIN, *torch, *(TORCHRUN if "torchrun" in names else ()))
     return boot(VmMachine.load(name), Batch(jobs=jobs, libraries=nvml.parent, preload=preload), share=share)
 

@@ -1,4 +1,4 @@
-"""A training script that only loads, and writes the kernel's view of its batches to $PROBE_OUT/<RANK>.json.
+"""A training script that only loads, and writes the kernel's view of its batches to $PROBE_OUT/0.json.
 
     numapin run loader_probe.py placement
     python loader_probe.py SCENARIO [NODE]
@@ -39,7 +39,7 @@ ROWS: Final = 32
 NUM_WORKERS: Final = 2
 LEFT_FREE_MIB: Final = 16
 SLOT: Final = "memfd:numapin-slot"
-SETTLES_IN_S: Final = 60.0  # until the kernel was asked about a slot; on the emulated machine everything is slow
+SETTLES_IN_S: Final = 600.0  # until the kernel was asked about a slot; on the emulated machine everything is slow
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -59,12 +59,11 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
 
 @dataclass(slots=True)
 class Seen:
-    """The observations of one running loader. Pages by node are summed over batches, in slots and elsewhere."""
+    """The observations of one running loader. Pages by node are summed over batches in slots."""
 
     num_batches: int = 0
     num_in_slots: int = 0
     slot_pages: dict[str, int] = field(default_factory=dict)
-    other_pages: dict[str, int] = field(default_factory=dict)
     slot_bytes: int = 0
     slot_mapping: dict[str, object] | None = None
     workers: list[dict[str, object]] = field(default_factory=list)
@@ -99,9 +98,8 @@ def _note(seen: Seen, batch: torch.Tensor) -> None:
     """Count a batch's pages by node while it is on loan."""
     mapping = _mapping(batch.data_ptr())
     seen.num_batches += 1
-    pages = seen.other_pages if mapping is None else seen.slot_pages
-    pages |= Counter(pages) + Counter(_pages(batch))
     if mapping is not None:
+        seen.slot_pages |= Counter(seen.slot_pages) + Counter(_pages(batch))
         seen.num_in_slots += 1
         start, seen.slot_bytes = mapping
         seen.slot_mapping = probe._numa_maps(f"{start:x}")
@@ -152,16 +150,10 @@ def _loader(
     return numapin.DataLoader(rows, batch_size=ROWS, num_workers=NUM_WORKERS, node=node, **options)
 
 
-def _torchs_loader(*, batch_mib: int, num_batches: int) -> torch.utils.data.DataLoader[torch.Tensor]:
-    return torch.utils.data.DataLoader(Rows(num_batches, batch_mib), batch_size=ROWS, num_workers=NUM_WORKERS)
-
-
 def placement(node: int | None) -> dict[str, object]:
-    """Load with torch's loader and with ours, and bind a thread in the same way as torch's pin thread."""
-    torchs = load(_torchs_loader(batch_mib=2, num_batches=10))
+    """Load, and bind a thread in the same way as torch's pin thread."""
     loader = _loader(node)
-    ours = load(loader, in_slots=10)
-    return {"torch": asdict(torchs), "numapin": asdict(ours), "pin_thread": _pin_thread(loader)}
+    return {"numapin": asdict(load(loader, in_slots=10)), "pin_thread": _pin_thread(loader)}
 
 
 def _pin_thread(loader: numapin.DataLoader[torch.Tensor]) -> dict[str, object]:
@@ -215,7 +207,7 @@ def _fill(node: int) -> None:
 
 def shm(node: int | None) -> dict[str, object]:
     """Load batches of which only one fits into /dev/shm, with torch's loader and with ours, and keep them all."""
-    torchs: Any = iter(_torchs_loader(batch_mib=38, num_batches=6))
+    torchs: Any = iter(torch.utils.data.DataLoader(Rows(6, 38), batch_size=ROWS, num_workers=NUM_WORKERS))
     error = None
     try:
         list(torchs)
@@ -243,10 +235,16 @@ SCENARIOS: Final[dict[str, Callable[[int | None], dict[str, object]]]] = {
 def main() -> None:
     """Run the scenario and write the observations."""
     scenario, *rest = sys.argv[1:]
+    used = {"torch": _use_torch()} if "RANK" in os.environ else {}
     torch.set_num_threads(1)  # spinning threads are expensive when two CPUs emulate eight
     answers = SCENARIOS[scenario](int(rest[0]) if rest else None)
-    rank = os.environ.get("RANK", "0")
-    Path(os.environ["PROBE_OUT"], f"{rank}.json").write_text(json.dumps(answers, indent=1))
+    Path(os.environ["PROBE_OUT"], "0.json").write_text(json.dumps(answers | used, indent=1))
+
+
+def _use_torch() -> dict[str, object]:
+    """Let torch start its threads; return their number, and the CPUs of all threads of this process."""
+    torch.ones(512, 512).mm(torch.ones(512, 512))
+    return {"num_threads": torch.get_num_threads(), "cpus": [thread["cpus"] for thread in probe._threads()]}
 
 
 if __name__ == "__main__":

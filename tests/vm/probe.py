@@ -1,9 +1,8 @@
 """A stand-in for a training script: it writes the kernel's view of its rank to $PROBE_OUT/<RANK>.json.
 
-    numapin run probe.py [--torch]
+    numapin run probe.py
 
-It asks the kernel through libnuma's system-call wrappers and /proc, independently of numapin. With --torch it first
-imports torch and lets it start its threads.
+It asks the kernel through libnuma's system-call wrappers and /proc, independently of numapin.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import mmap
 import os
 import re
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -32,13 +30,11 @@ def main() -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
-    torch_threads = _use_torch() if "--torch" in sys.argv else None
     mapping = _touched_mapping()
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     answers = {
         "pid": os.getpid(),
         "threads": _threads(),
-        "torch_threads": torch_threads,
         "policy": _policy(),
         "pages": _pages(address),
         "numa_maps": {"mapping": _numa_maps(f"{address:x}"), "heap": _numa_maps("heap")},
@@ -49,13 +45,6 @@ def main() -> None:
     folder = Path(os.environ["PROBE_OUT"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(answers, indent=1))
-
-
-def _use_torch() -> int:
-    import torch
-
-    torch.ones(512, 512).mm(torch.ones(512, 512))
-    return torch.get_num_threads()
 
 
 def _touched_mapping() -> mmap.mmap:

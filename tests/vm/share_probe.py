@@ -1,6 +1,6 @@
 """A rank that shares data, and writes the kernel's view of its pages to $PROBE_OUT/<RANK>.json.
 
-    numapin run share_probe.py interleave|per-node
+    numapin run share_probe.py
 
 Pages are counted for one large array, in the rank and in a forked worker that has read it. torch takes minutes to
 import here, and shared data does not need it.
@@ -52,19 +52,32 @@ def _samples() -> list[tuple[str, int]]:
     return [(f"images/{number}.jpg", number) for number in range(NUM_TUPLES)]
 
 
-def main() -> None:
-    """Share, read, and write the counts."""
-    faulthandler.dump_traceback_later(380)
+def share(placement: str) -> dict[str, Any]:
+    """Share and read; return the counts, and the inodes of the files that are mapped."""
     shared = numapin.share(
         lambda: {"samples": _samples(), "rows": np.ones(MAPPING_BYTES, dtype=np.uint8)},
-        placement=sys.argv[1],
-        timeout_s=240,
+        placement=placement,
+        timeout_s=1200,
     )
     own, worker = count_pages(shared), in_worker(shared)
-    smaps = Path("/proc/self/maps").read_text()
-    files = {line.split()[4] for line in smaps.splitlines() if "memfd:numapin-share" in line}
+    address = shared["rows"].ctypes.data
+    return {"rank": own, "worker": worker, "file": _inode_at(address)}
+
+
+def _inode_at(address: int) -> str:
+    """Return the inode of the shared file that is mapped at an address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
+        if start <= address < end and "memfd:numapin-share" in line:
+            return line.split()[4]
+    raise LookupError(hex(address))
+
+
+def main() -> None:
+    """Share with each placement, and write the counts."""
+    faulthandler.dump_traceback_later(1500)
+    answers = {placement: share(placement) for placement in ("interleave", "per-node")}
     assert "torch" not in sys.modules
-    answers = {"rank": own, "worker": worker, "files": sorted(files)}
     folder = Path(os.environ["PROBE_OUT"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(answers))

@@ -30,7 +30,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
     if machine != "two-nodes-again":
         return []
     probe = HERE / "attach_probe.py"
-    return [Job(name="attach", argv=[sys.executable, probe], env=gpus.shown(machine, nvml), timeout_s=900)]
+    return [Job(name="attach", argv=[sys.executable, probe], env=gpus.shown(machine, nvml))]
 
 
 def _look(result: VmResult, name: str) -> dict[str, Any]:

@@ -1,14 +1,13 @@
-"""The machines match their files, and limits on jobs are enforced: checked without numapin."""
+"""The machines match their files: checked without numapin. Limits on jobs: test_run.py and test_loader.py."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.vm.conftest import MACHINES
-from tests.vm.machine import HERE, TEST_LIMIT_S, Job, VmResult
+from tests.vm.machine import TEST_LIMIT_S, Job, VmResult
 from tests.vm.seam import CpuSet
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
-PROBE = (sys.executable, HERE / "probe.py")
 FACTS = (
     "cd /sys; for f in devices/system/node/node*/cpulist devices/system/node/node*/distance "
     "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/{numa_node,class,vendor}; "
@@ -29,17 +27,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
     del nvml
     if machine == "two-nodes-again":
         return []
-    facts = [Job(name="facts", argv=["bash", "-c", FACTS]), Job(name="numactl", argv=["numactl", "-H"])]
-    if machine != "memory-only":  # the limits are the same on each machine
-        return facts
-    return [
-        *facts,
-        Job(name="probe-bound", argv=["numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
-        Job(name="probe-refused", argv=PROBE, refuse_policy=True),
-        Job(name="probe-cpuset", argv=PROBE, cpuset=("1-2", "1")),
-        Job(name="impossible", argv=["echo", "ran"], cpuset=("1-2", "63")),
-        Job(name="df", argv=["df", "-k", "--output=size", "/dev/shm"]),  # noqa: S108 - the mount itself
-    ]
+    return [Job(name="facts", argv=["bash", "-c", FACTS]), Job(name="numactl", argv=["numactl", "-H"])]
 
 
 @pytest.fixture(scope="module", params=[name for name in MACHINES if not name.endswith("_again")])
@@ -71,28 +59,3 @@ def test_the_kernel_reports_the_machine_of_the_file(booted: VmResult) -> None:
     numactl = booted.jobs["numactl"]
     lines = [line.split("cpus:")[1].split() for line in numactl.stdout.splitlines() if "cpus:" in line]
     assert [{int(cpu) for cpu in line} for line in lines] == [node.cpus for node in machine.nodes], numactl.shown()
-
-
-def test_the_probe_reports_the_limits_it_was_started_with(memory_only: VmResult) -> None:
-    """Under numactl --cpunodebind=1 --membind=1 threads, policy and pages are on node 1; a cpuset limits both.
-
-    Under refuse_policy.py the policy calls fail with EPERM; the program continues, and numa_maps can be read.
-    """
-    found: Any = {name: memory_only.jobs[f"probe-{name}"].json("0.json") for name in ("bound", "refused", "cpuset")}
-    bound, refused, cpuset = found.values()
-    assert [CpuSet.parse(thread["cpus"]) for thread in bound["threads"]] == [memory_only.machine.nodes[1].cpus] * 2
-    assert (bound["policy"], bound["pages"]) == ({"mode": "bind", "nodes": [1]}, {"1": 8192})
-    assert bound["numa_maps"]["mapping"] == {"policy": "bind:1", "pages": {"1": 8192}}
-    assert refused["policy"] == refused["pages"] == {"error": "EPERM"}
-    assert sum(refused["numa_maps"]["mapping"]["pages"].values()) == 8192
-    assert [(thread["cpus"], thread["nodes"]) for thread in cpuset["threads"]] == [("1-2", "1")] * 2
-    assert cpuset["pages"] == {"1": 8192}
-
-
-def test_a_job_outside_of_its_limits_does_not_run(memory_only: VmResult) -> None:
-    """A cpuset that the kernel rejects ends the job before its command; shared memory has 64 MiB, as in Docker."""
-    job = memory_only.jobs["impossible"]
-    assert (job.status, job.stdout) == (1, "")
-    assert "cpuset.mems does not take '63'" in job.stderr
-    assert memory_only.jobs["probe-refused"].status == 0
-    assert memory_only.jobs["df"].stdout.split() == ["1K-blocks", "65536"]

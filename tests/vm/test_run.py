@@ -48,7 +48,6 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
         "memory-only": [
             _run("no-gpus", "--nproc-per-node", "3", env={"CUDA_VISIBLE_DEVICES": ""}),
             _run("interleave", "--memory", "interleave", env=shown),
-            _run("torch", "--nproc-per-node", "1", env=shown, probe=("--torch",)),
         ],
     }
     num_gpus = "4" if machine == "four-nodes" else "2"
@@ -56,10 +55,10 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
     return [_run("default", env=shown), *torchrun, *of_each[machine]]
 
 
-def _run(name: str, *options: str, probe: tuple[str, ...] = (), env: dict[str, str], **limits: Any) -> Job:
+def _run(name: str, *options: str, env: dict[str, str], **limits: Any) -> Job:
     """Return a job that runs the probe under numapin and keeps the run directory."""
     run_dir = {"NUMAPIN_RUN_DIR": str(SHARE / name)}
-    return Job(name=name, argv=[*NUMAPIN, *options, PROBE, *probe], env={**env, **run_dir}, **limits)
+    return Job(name=name, argv=[*NUMAPIN, *options, PROBE], env={**env, **run_dir}, **limits)
 
 
 def _ranks(job: JobResult) -> list[tuple[dict[str, Any], Any]]:
@@ -84,7 +83,7 @@ def _assert_pages_on(nodes: frozenset[int], found: dict[str, Any]) -> None:
     [
         *(("two_nodes", job) for job in ("default", "bind", "cpuset", "refused")),
         *(("four_nodes", job) for job in ("default", "socket", "gpus", "no-nvml")),
-        *(("memory_only", job) for job in ("default", "no-gpus", "interleave", "torch")),
+        *(("memory_only", job) for job in ("default", "no-gpus", "interleave")),
     ],
 )
 def test_every_rank_is_where_the_plan_has_it(request: pytest.FixtureRequest, machine: str, job: str) -> None:
@@ -101,7 +100,6 @@ def test_every_rank_is_where_the_plan_has_it(request: pytest.FixtureRequest, mac
         assert len(found["threads"]) >= 2
         assert {thread["cpus"] for thread in found["threads"]} == {rank["cpus"]}, rank["reason"]
         assert found["env"]["OMP_NUM_THREADS"] == str(rank["num_threads"])
-        assert found["torch_threads"] in (None, rank["num_threads"])
         if job == "refused":
             assert found["policy"] == {"error": "EPERM"}
             nodes = frozenset({node_of[rank["gpu"]["pci"]]})

@@ -45,7 +45,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
     reordered = {**environ, "CUDA_VISIBLE_DEVICES": "1,0", "NUMAPIN_RUN_DIR": str(SHARE / "serving-reordered")}
     program = (*EXEC, "--", sys.executable, PROBE)
     return [
-        Job(name="serving", argv=program, env=environ, timeout_s=800),
+        Job(name="serving", argv=program, env=environ),
         Job(name="serving-reordered", argv=[*program, "reordered"], env=reordered),
     ]
 

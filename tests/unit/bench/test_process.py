@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +31,8 @@ def measure(spec, harness):
         os.kill(os.getpid(), 9)
     if do == "hang":
         started = subprocess.Popen(["sleep", "600"])
-        Path(spec["pid_file"]).write_text(str(started.pid))
+        Path(spec["pid_file"] + ".new").write_text(str(started.pid))
+        os.rename(spec["pid_file"] + ".new", spec["pid_file"])
         time.sleep(600)
     print("noise on stdout")
     os.system("echo more noise")
@@ -58,7 +61,7 @@ def _fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(
-    *cases: tuple[str | None, Peer], repeats: int = 1, timeout_s: float = 30, order: list[str] | None = None
+    *cases: tuple[str | None, Peer], repeats: int = 1, timeout_s: float = 300, order: list[str] | None = None
 ) -> list[Run]:
     """Run the fake module on cases, given as session and peer; those with the same session None are one case."""
     alone = tuple(peer for session, peer in cases if session is None)
@@ -99,7 +102,7 @@ def test_peers_take_turns_and_leave_nothing() -> None:
     assert order == ["a x 0", "a y 0", "a x 1", "a y 1"]
     assert [(run.repeat, run.figures["rate"]) for run in found] == [(0, 3), (0, 1), (1, 3), (1, 1)]
     assert len(set(pids(found))) == 4
-    assert all(wait_until(lambda run=run: gone(run.details[0]["helper"]), limit_s=60) for run in found)  # type: ignore[misc]
+    assert all(wait_until(lambda run=run: gone(run.details[0]["helper"]), limit_s=300) for run in found)  # type: ignore[misc]
     assert not [path for pid in pids(found) for path in TORCHS_FILES.glob(f"torch_{pid}_*")]
 
 
@@ -132,12 +135,14 @@ def test_one_of_several_dies() -> None:
     assert run.skipped == "failed: ValueError: no such thing"
 
 
-def test_timeout(tmp_path: Path) -> None:
+def test_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that hangs is ended after the timeout, with its children."""
     pid_file = tmp_path / "pid"
-    (run,) = measured((None, peer({"do": "hang", "pid_file": str(pid_file)})), timeout_s=5)
+    hours_later = SimpleNamespace(monotonic=lambda: time.monotonic() + 9999 * pid_file.exists(), sleep=time.sleep)
+    monkeypatch.setattr(process, "time", hours_later)  # as soon as it hangs
+    (run,) = measured((None, peer({"do": "hang", "pid_file": str(pid_file)})))
     assert run.skipped == "failed: timed out; allow more time with --timeout"
-    assert wait_until(lambda: gone(int(pid_file.read_text())), limit_s=60)
+    assert wait_until(lambda: gone(int(pid_file.read_text())), limit_s=300)
 
 
 def test_a_session_keeps_its_processes() -> None:

@@ -6,13 +6,13 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from numapin import Request, discover, make_plan
 from numapin.errors import UsageError
-from tests.recorded.screens import compare
+from tests.recorded.screens import compare, compare_answers
 from tests.unit.compare.made import SCRIPT
 from tests.unit.compare.seam import (
     DEFAULT,
@@ -61,45 +61,29 @@ def test_idle_cpus_that_a_wider_binding_uses(name: str, capsys: pytest.CaptureFi
     assert warns == (name == "example:dgx-a100")
 
 
-def own(text: str) -> object:
-    """Read the text of a variant."""
-    return own_variant(text, SCRIPT)
-
-
-def command(text: str) -> object:
-    """Read a command of --a."""
-    return own_command(text, option="--a")
-
-
-def names(text: str) -> object:
+def names(text: str) -> None:
     """Read the names of variants, and require that they differ."""
     require_different_names([known_variant(name, SCRIPT) for name in parse_names(text)])
-    return text
 
 
-@pytest.mark.parametrize(
-    ("read", "text", "says"),
-    [
-        *((own, text, "names no command") for text in ("A=1", "")),
-        *((own, text, "is not closed") for text in ("torchrun 'x", "torchrun \\")),
-        *((own, text, "begins with neither") for text in ("accelerate launch", "mpirun -n 2")),
-        (names, "torchrun", "a comparison needs two variants"),
-        (names, "torchrun,torchrun", "twice"),
-        (names, "torchrun,torchrn", "is not one of torchrun"),
-        *(  # no shell would see the operator; a program's own semicolon is none
-            (command, text, "no shell runs")
-            for text in ("cd x; python y.py", "python x.py > log", "python x.py 2>&1", "python x.py | tee log")
-        ),
-        *(
-            (_percent, text, "is not a percentage such as 5 or 5%|between 0 and 100 %")
-            for text in ("x", "", "101", "nan")
-        ),
-    ],
-)
-def test_mistakes(read: Callable[[str], object], text: str, says: str) -> None:
-    """Each is an error in words; for variants, a hint says what to write."""
-    with pytest.raises((UsageError, ValueError), match=says) as caught:
-        read(text)
-    if read is own:
-        assert isinstance(caught.value, UsageError)
-        assert caught.value.hint
+READERS: Final[dict[str, Callable[[str], object]]] = {
+    "own": lambda text: own_variant(text, SCRIPT),
+    "command": lambda text: own_command(text, option="--a"),
+    "names": names,
+    "percent": _percent,
+}
+
+
+def test_mistakes() -> None:
+    """Each is an error in words; for variants, a hint says what to write.
+
+    No shell would see the operator of a command; a program's own semicolon is none.
+    """
+
+    def answer(line: str) -> str:
+        kind, _, text = line.partition(" ")
+        with pytest.raises((UsageError, ValueError)) as caught:
+            READERS[kind](text)
+        return str(caught.value)
+
+    compare_answers(Path(__file__).with_name("mistakes.txt"), answer)

@@ -93,39 +93,39 @@ def test_an_old_driver(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     assert health["uncorrected"] == 2
 
 
-@pytest.mark.parametrize("question", ["ecc", "rows", "retirement", "reasons", "processes"])
-def test_a_question_that_is_refused(fake_nvml: FakeNvml, tmp_path: Path, question: str) -> None:
-    """Only its own answer is unknown; a GPU that is lost meanwhile is left out."""
-    both = (replace(_GPU, fails={question: 4}), replace(_GPU, fails={question: 15}))
-    found = _read(fake_nvml, tmp_path, *both)
-    (health,) = found["healths"]
-    fields = {
-        "ecc": {"uncorrected", "uncorrected_ever"},
-        "retirement": {"is_retirement_pending"},
-        "reasons": {"slowdowns"},
-    }
-    assert {*health["unread"]} == fields.get(question, {question})
-    assert "GPU 1 (in NVML's order) is left out" in found["notes"][0]
-    assert found["lost"] == found["notes"]
+QUESTIONS = {
+    "ecc": {"uncorrected", "uncorrected_ever"},
+    "rows": {"rows"},
+    "retirement": {"is_retirement_pending"},
+    "reasons": {"slowdowns"},
+    "processes": {"processes"},
+}
+"""What is unknown if a question is refused."""
 
 
-@pytest.mark.parametrize("code", [11, 15, 16, 999])
-@pytest.mark.parametrize("question", ["handle", "ecc", "rows", "retirement", "reasons", "processes"])
-def test_a_gpu_that_has_failed(fake_nvml: FakeNvml, tmp_path: Path, question: str, code: int) -> None:
-    """It is left out, whichever question shows that it must be reset or is lost."""
-    found = _read(fake_nvml, tmp_path, _GPU, replace(_GPU, fails={question: code}))
-    assert len(found["healths"]) == 1
-    assert (found["lost"], found["silent"]) == (found["notes"], [])
-    assert "GPU 1 (in NVML's order) is left out" in found["notes"][0]
+def test_questions_that_are_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """Only the own answer of each is unknown."""
+    healths = _read(fake_nvml, tmp_path, *[replace(_GPU, fails={question: 4}) for question in QUESTIONS])["healths"]
+    assert [{*health["unread"]} for health in healths] == [*QUESTIONS.values()]
 
 
-@pytest.mark.parametrize(("code", "is_silent"), [(4, False), (8, True), (10, True), (14, True), (17, True)])
-def test_a_gpu_that_does_not_answer(fake_nvml: FakeNvml, tmp_path: Path, code: int, *, is_silent: bool) -> None:
+def test_gpus_that_have_failed(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """Each is left out, whichever question shows that it must be reset or is lost."""
+    failed = [
+        replace(_GPU, fails={question: code}) for question in ("handle", *QUESTIONS) for code in (11, 15, 16, 999)
+    ]
+    found = _read(fake_nvml, tmp_path, _GPU, *failed)
+    assert (len(found["healths"]), found["lost"], found["silent"]) == (1, found["notes"], [])
+    assert [f"GPU {number} (in NVML's order) is left out" in note for number, note in enumerate(found["notes"], 1)] == [
+        True
+    ] * len(failed)
+
+
+def test_gpus_that_do_not_answer(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """For want of power, or with a damaged InfoROM, it is one that should be there; without permission it is not."""
-    found = _read(fake_nvml, tmp_path, _GPU, replace(_GPU, fails={"handle": code}))
-    assert (len(found["healths"]), found["lost"]) == (1, [])
-    assert found["silent"] == (found["notes"] if is_silent else [])
-    assert "GPU 1 (in NVML's order) is left out" in found["notes"][0]
+    found = _read(fake_nvml, tmp_path, _GPU, *[replace(_GPU, fails={"handle": code}) for code in (4, 8, 10, 14, 17)])
+    assert (len(found["healths"]), found["lost"], found["silent"]) == (1, [], found["notes"][1:])
+    assert ["GPU 1 " in found["notes"][0], len(found["notes"])] == [True, 5]
 
 
 class TestKernelLog:

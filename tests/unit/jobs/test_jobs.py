@@ -25,6 +25,7 @@ from numapin.errors import UsageError
 from tests.jobs import schemas
 from tests.jobs.cases import CASES, HOSTILE, expanded, machine_files, write
 from tests.machines.grids import grid
+from tests.recorded.screens import compare_answers
 from tests.unit.jobs.seam import Form, GpuVendor, JobRequest, KubernetesKind, notation, sized
 
 SHELL_CASES = [name for name in CASES if not name.startswith("kubernetes")]
@@ -93,47 +94,22 @@ def test_a_script_has_eight_lines_of_ours(engine: str) -> None:
     assert written_by == f"# Written by numapin {numapin.__version__}: {command}"
 
 
-@pytest.mark.parametrize(
-    ("engine", "given", "has", "has_not"),
-    [
-        ("slurm", ["--directive=--constraint=ib"], "#SBATCH --constraint=ib", "#SBATCH #SBATCH"),
-        ("slurm", ["--directive=#SBATCH --qos=high"], "#SBATCH --qos=high", "#SBATCH #SBATCH"),
-        ("slurm", ["--directive=-o logs/%j.out"], "#SBATCH -o logs/%j.out", "--output="),
-        ("slurm", ["--directive=--time=5"], "#SBATCH --time=5", "#SBATCH #SBATCH"),
-        ("pbs", ["--directive=-l place=pack"], None, "-l place=pack"),
-        ("pbs", ["--directive=-l software=a"], "#PBS -l software=a", "#PBS #PBS"),
-        ("pbs", ["--directive=-joe"], "#PBS -joe", "#PBS -j oe"),
-        ("lsf", ["--directive=-R select[ib]"], "#BSUB -R select[ib]", "#BSUB #BSUB"),
-        ("lsf", ["--directive=-N"], "#BSUB -N", "#BSUB #BSUB"),
-        ("lsf", ["--directive=-gpu num=3"], None, "num=3"),
-        ("slurm", ["--directive=-N5"], None, "-N5"),
-        ("slurm", ["--directive=-n 5"], None, "-n 5"),
-        ("slurm", ["--directive=--gres=gpu:2"], None, "gres"),
-        ("slurm", ["--time=1h", "--directive=-t 5"], None, "-t 5"),
-        ("slurm", ["--directive=--nod=4"], None, "--nod"),
-        ("slurm", ["--requeue", "--directive=--no-requeue"], None, "--no-requeue"),
-        ("slurm", ["--directive=--no-requeue"], "#SBATCH --no-requeue", "--requeue"),
-        ("slurm", ["--directive=--cpus-per-gpu=2"], None, "--cpus-per-gpu"),
-        ("slurm", ["--directive=--mem-bind=none"], "#SBATCH --mem-bind=none", "#SBATCH #SBATCH"),
-        ("slurm", ["--mem-per-node=9G", "--directive=--mem-per-gpu=4G"], "#SBATCH --mem-per-gpu=4G", "--mem="),
-        ("slurm", ["--mem-per-node=9G", "--directive=--mem-per-c 4G"], "#SBATCH --mem-per-c 4G", "--mem="),
-        ("slurm", ["--directive=constraint"], None, "#SBATCH constraint"),
-        ("slurm", ["--directive=--a\nexit"], None, "exit"),
-        ("slurm", ["--directive="], None, "#SBATCH \n"),
-    ],
-)
-def test_directives_are_added_or_refused(engine: str, given: list[str], has: str | None, has_not: str) -> None:
+def _directives(line: str) -> str:
+    """Return the directives of a script with these options, without their mark; or the error."""
+    engine, *given = shlex.split(line.replace(r"\n", "\n"))
+    try:
+        text = write([engine, "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", *given, "train.py"])
+    except UsageError as error:
+        return f"error: {error.message}"
+    lines = text.partition("# Written by")[0].splitlines()[1:]
+    marks = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
+    assert all(line.startswith(marks[engine]) for line in lines)
+    return "\n".join(line.removeprefix(marks[engine]) for line in lines)
+
+
+def test_directives_are_added_or_refused() -> None:
     """A line of one's own comes last; it may replace a default of ours, and may not contradict what was asked for."""
-    arguments = [engine, "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", *given, "train.py"]
-    if has is None:
-        with pytest.raises(UsageError, match="--directive"):
-            write(arguments)
-        return
-    lines = write(arguments).split("# Written by")[0].splitlines()
-    assert lines[-1] == has
-    assert not [line for line in lines if has_not in line]
-    if has_not == "--output=":
-        assert "%N" not in write(arguments)  # everything is in the file that the user named
+    compare_answers(Path(__file__).with_name("directives.txt"), _directives)
 
 
 def test_each_host_has_a_log_file_under_slurm() -> None:
@@ -141,6 +117,7 @@ def test_each_host_has_a_log_file_under_slurm() -> None:
     text = write(["slurm", "--nodes=2", "--gpus-per-node=2", "--array=0-3", "--requeue", "train.py"])
     assert "--output=%x-%A_%a-%N.out --open-mode=append" in text
     assert "%N" not in write(["slurm", "--gpus-per-node=2", "train.py"])
+    assert "%N" not in write(["slurm", "--nodes=2", "--gpus-per-node=2", "--directive=-o logs/%j.out", "train.py"])
 
 
 # --- Kubernetes ------------------------------------------------------------------------------------------------------
@@ -283,38 +260,15 @@ def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
     assert share.memory_bytes == int((1 << 40) * (request.gpus_per_node or 8) // 8 * 0.9)
 
 
-@pytest.mark.parametrize(
-    ("typed", "pyxis", "apptainer", "registry"),
-    [
-        ("ubuntu:22.04", "ubuntu:22.04", "docker://ubuntu:22.04", "ubuntu:22.04"),
-        ("nvidia/cuda:12", "nvidia/cuda:12", "docker://nvidia/cuda:12", "nvidia/cuda:12"),
-        (
-            "nvcr.io/nvidia/a:1-py3",
-            "nvcr.io#nvidia/a:1-py3",
-            "docker://nvcr.io/nvidia/a:1-py3",
-            "nvcr.io/nvidia/a:1-py3",
-        ),
-        ("nvcr.io#nvidia/a:1", "nvcr.io#nvidia/a:1", "docker://nvcr.io/nvidia/a:1", "nvcr.io/nvidia/a:1"),
-        ("me@nvcr.io#nvidia/a", "me@nvcr.io#nvidia/a", "docker://nvcr.io/nvidia/a", "nvcr.io/nvidia/a"),
-        ("registry:5000/a/b", "registry:5000#a/b", "docker://registry:5000/a/b", "registry:5000/a/b"),
-        ("localhost/a", "localhost#a", "docker://localhost/a", "localhost/a"),
-        ("docker://nvcr.io/a:1", "nvcr.io#a:1", "docker://nvcr.io/a:1", "nvcr.io/a:1"),
-        ("oras://ghcr.io/a/b:1", None, "oras://ghcr.io/a/b:1", None),
-        ("library://a/b:1", None, "library://a/b:1", None),
-        ("images/a.sif", None, "images/a.sif", None),
-        ("./sandbox", None, "./sandbox", None),
-        ("./sandboxes//a:/", None, "./sandboxes//a:/", None),
-        ("/sandbox:", None, "/sandbox:", None),
-        ("https://host//a.sif", None, "https://host//a.sif", None),
-        ("/images/sandbox", None, "/images/sandbox", None),
-        ("/images/a.sqsh", "/images/a.sqsh", "", None),
-        ("images/a.sqsh", "./images/a.sqsh", "", None),
-    ],
-)
-def test_images_are_named_as_each_program_takes_them(
-    typed: str, pyxis: str | None, apptainer: str, registry: str | None
-) -> None:
+def _image(typed: str) -> str:
+    """Return an image as Pyxis, Kubernetes and Apptainer take it, or why Apptainer does not."""
+    try:
+        apptainer = notation.for_apptainer(typed)
+    except UsageError as error:
+        apptainer = error.message
+    return f"{notation.for_pyxis(typed)} | {notation.in_registry(typed)} | {apptainer}"
+
+
+def test_images_are_named_as_each_program_takes_them() -> None:
     """Enroot needs a # after the registry, Apptainer a scheme; files and other schemes stay as they are."""
-    assert (notation.for_pyxis(typed), notation.in_registry(typed)) == (pyxis, registry)
-    if apptainer:
-        assert notation.for_apptainer(typed) == apptainer
+    compare_answers(Path(__file__).with_name("images.txt"), _image)

@@ -39,7 +39,6 @@ from tests.unit.observe.seam import (
     Waited,
     _follow,
     read_swapped,
-    thread_cpus,
     top,
     top_table,
 )
@@ -191,31 +190,15 @@ def test_any_width(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
-class TestReaders:
-    """Threads, swap counters and NVML."""
-
-    def test_process_that_ended(self) -> None:
-        """Neither a missing process nor a zombie has threads."""
-        child = subprocess.Popen([sys.executable, "-c", ""])
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        zombie = thread_cpus(child.pid)
-        child.wait()
-        assert (zombie, thread_cpus(child.pid)) == ((), ())
-
-    @pytest.mark.parametrize(
-        ("text", "told"),
-        [
-            ("nr_free_pages 5\npswpin 12\npswpout 34\n", (12, 34)),
-            ("nr_free_pages 5\n", None),
-            (None, None),
-        ],
-    )
-    def test_swap_counters(self, tmp_path: Path, text: str | None, told: tuple[int, int] | None) -> None:
-        """Both counters are read; without swap, or without the file, they are unknown."""
-        (tmp_path / "proc").mkdir()
-        if text is not None:
-            (tmp_path / "proc/vmstat").write_text(text)
-        assert read_swapped(root=tmp_path) == told
+def test_swap_counters(tmp_path: Path) -> None:
+    """Both counters are read; without the file, or without swap, they are unknown."""
+    vmstat = tmp_path / "proc/vmstat"
+    vmstat.parent.mkdir()
+    assert read_swapped(root=tmp_path) is None
+    vmstat.write_text("nr_free_pages 5\n")
+    assert read_swapped(root=tmp_path) is None
+    vmstat.write_text("nr_free_pages 5\npswpin 12\npswpout 34\n")
+    assert read_swapped(root=tmp_path) == (12, 34)
 
 
 @contextmanager
@@ -226,10 +209,10 @@ def _processes(num: int) -> Iterator[list[int]]:
         yield [process.pid for process in started]
 
 
-def _job(pids: dict[int, int], *, gone: frozenset[int] = frozenset()) -> RunningJob:
+def _job(pids: dict[int, int]) -> RunningJob:
     ranks = tuple(replace(PLANNED, local_rank=rank) for rank in pids)
     plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=ranks)
-    return RunningJob(name="run-1", plan=plan, pids=pids, applied={}, gone=gone)
+    return RunningJob(name="run-1", plan=plan, pids=pids, applied={})
 
 
 class TestFollowing:
@@ -267,7 +250,8 @@ class TestFollowing:
 
     def test_a_foreign_process_is_no_rank(self) -> None:
         """A process id that another process has taken over has no threads and no pages in the table."""
-        sample = Sampler(_job({0: os.getpid()}, gone=frozenset({0})), dict).sample()
+        job = replace(_job({0: os.getpid()}), gone=frozenset({0}))
+        sample = Sampler(job, dict).sample()
         assert (sample.gone, sample.ranks[0].processes) == (frozenset({0}), ())
 
 

@@ -7,7 +7,9 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 import timeit
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +78,10 @@ def test_without_descriptors_or_files(limit: int) -> None:
 
 
 def test_a_step_costs_next_to_nothing() -> None:
-    """A step costs a few microseconds at most, even on a busy machine."""
+    """A step costs a few microseconds; the bound is that of a machine that is ten times slower."""
     totals = totals_of(0)
-    cost_s = min(timeit.repeat(lambda: totals.add(waited_s=0.0, stepped_s=0.1), number=1000, repeat=5)) / 1000
-    assert cost_s < 10e-6
+    add = partial(totals.add, waited_s=0.0, stepped_s=0.1)
+    assert min(timeit.repeat(add, number=1000, repeat=5, timer=time.thread_time)) / 1000 < 50e-6
 
 
 def test_the_last_steps_of_an_epoch_are_published() -> None:
@@ -111,28 +113,31 @@ def test_many_descriptors(monkeypatch: pytest.MonkeyPatch, loop: int) -> None:
 
 
 _SIGNALLED = """
-import itertools, os, signal, time
+import itertools, os, signal
 import torch.utils.data.dataloader
 from numapin.steps import recorder
 from numapin.steps.totals import find_waited, read_waited
 
 class Stop(Exception): pass
 def stop(*_):
-    if armed: raise Stop
+    global came
+    came = True
+    raise Stop
 
 recorder.attach(torch.utils.data.dataloader)
 signal.signal(signal.SIGALRM, stop)
-loader, num_stops, end_s = torch.utils.data.DataLoader(range(1 << 30), batch_size=None), 0, time.monotonic() + 60
-while num_stops < 300 and time.monotonic() < end_s:
-    batches, armed = iter(loader), True
+loader, num_stops = torch.utils.data.DataLoader(range(1 << 30), batch_size=None), 0
+while num_stops < 300:
+    batches, came = iter(loader), True
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0004, 0.0003)
-        for _ in batches: pass
+        for _ in batches:
+            if came:  # none is under way: the first one, or Python ignored it, as in a destructor
+                came = False
+                signal.setitimer(signal.ITIMER_REAL, 0.0004)
     except Stop:
         num_stops += 1
-    armed = False
-    signal.setitimer(signal.ITIMER_REAL, 0)
 def published(): return read_waited(os.getpid(), find_waited(os.getpid())).num_steps
+for _ in itertools.islice(loader, 3): pass  # also publishes a step in whose middle it was stopped
 before = published()
 for _ in itertools.islice(loader, 101): pass
 print(num_stops, published() - before)
@@ -141,7 +146,7 @@ print(num_stops, published() - before)
 
 def test_a_signal_handler_that_raises_does_not_end_the_recording() -> None:
     """Ctrl-C, a timer or torch's handler for a dead worker may raise at any point of the recorder."""
-    done = subprocess.run([sys.executable, "-c", _SIGNALLED], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", _SIGNALLED], capture_output=True, text=True, check=True)
     assert done.stdout == "300 100\n"
 
 
@@ -166,11 +171,10 @@ print(open_files.count("numapin-steps"))
 
 def test_threads_that_start_at_once_share_the_totals() -> None:
     """Loops in several threads have one file, also if their first steps meet."""
-    done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
     assert done.stdout == "2\n"  # Python's mmap keeps a duplicate of the descriptor
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_in_their_place_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that swaps its totals for an empty pipe while they are read does not hold up the reader."""
     monkeypatch.setattr(totals, "_is_totals", lambda _path: True)
@@ -200,5 +204,5 @@ except OSError as error:
 def test_a_terminal_in_their_place_does_not_become_the_readers() -> None:
     """A service without a terminal of its own would get the signals of that one."""
     command = [sys.executable, "-c", f"import os\nif os.fork(): os.wait(); os._exit(0)\n{_OWN_TERMINAL}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "No such device or address\n"

@@ -177,7 +177,7 @@ def child() -> Iterator[Callable[[Callable[[], object]], int]]:
             work()
             os._exit(0)
         pids.append(pid)
-        assert wait_until(lambda: state_of(pid) == "S", limit_s=20)
+        assert wait_until(lambda: state_of(pid) == "S", limit_s=300)
         return pid
 
     yield start
@@ -187,7 +187,7 @@ def child() -> Iterator[Callable[[Callable[[], object]], int]]:
 
 
 def _threads_and_wait() -> None:
-    thread = threading.Thread(target=time.sleep, args=(60,))
+    thread = threading.Thread(target=time.sleep, args=(600,))
     thread.start()
     thread.join()
 
@@ -196,8 +196,8 @@ def _threads_and_wait() -> None:
     ("work", "verdict"),
     [
         (lambda: [lock.acquire() for lock in [threading.Lock()] * 2], True),
-        (lambda: [lock.acquire(timeout=60) for lock in [threading.Lock()] * 2], False),
-        (lambda: time.sleep(60), False),
+        (lambda: [lock.acquire(timeout=600) for lock in [threading.Lock()] * 2], False),
+        (lambda: time.sleep(600), False),
         (lambda: os.read(os.pipe()[0], 1), False),
         (_threads_and_wait, False),
     ],
@@ -210,7 +210,7 @@ def test_who_waits_forever(
     pid = child(work)
     if waits_forever(pid, platform.machine()) is None:
         pytest.skip("the kernel does not show the system calls of other processes")
-    assert wait_until(lambda: waits_forever(pid, platform.machine()) is verdict, limit_s=20)
+    assert wait_until(lambda: waits_forever(pid, platform.machine()) is verdict, limit_s=300)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_the_time_for_many_that_overlap() -> None:
     trace = read_trace(content_of(steps=long, copies=long, kernels=[(3 * i, 1) for i in range(number)]), source="x")
     begun = time.process_time()
     assert analyze(trace).steps_us[0]["compute"] == number
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(

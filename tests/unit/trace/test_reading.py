@@ -205,7 +205,7 @@ def test_a_long_name() -> None:
     content = {"traceEvents": [{"ph": "X", "cat": "gpu_memcpy", "ts": 0, "dur": 9, "name": name}]}
     begun = time.process_time()
     assert read_trace(content, source="x").copies[0].source is None
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 5  # in two passes it took minutes
 
 
 @pytest.mark.parametrize(
