@@ -134,23 +134,11 @@ def wait_in(folder: str) -> None:
     time.sleep(300)
 
 
-def meet() -> tuple[set[tuple[str, str]], float]:
-    """Return the listeners on MASTER_PORT while a process group exists, and the number of its ranks, as a sum."""
-    import torch
-    import torch.distributed as dist
+def meet(*ports: int) -> tuple[set[tuple[str, str]], list[float]]:
+    """Meet on MASTER_PORT, then on two ports of one's own, and in a store that names the caller's.
 
-    dist.init_process_group("gloo")
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    found = listeners(int(os.environ["MASTER_PORT"]))
-    dist.destroy_process_group()
-    return found, tensor.item()
-
-
-def meet_elsewhere(*ports: int) -> list[float]:
-    """Meet on two ports of one's own, and in a store that names the caller's; return the number of ranks each time.
-
-    Functions that were written for torch.multiprocessing.spawn do so.
+    Functions that were written for torch.multiprocessing.spawn do so. Return the listeners on MASTER_PORT while the
+    first process group exists, and the number of ranks each time, as a sum.
     """
     import torch
     import torch.distributed as dist
@@ -159,17 +147,25 @@ def meet_elsewhere(*ports: int) -> list[float]:
     store: Any = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=rank == 0, timeout=limit
     )
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(ports[0]))
-    places: list[dict[str, Any]] = [{}, {"init_method": f"tcp://127.0.0.1:{ports[1]}"}, {"store": store}]
-    found = []
+    master_port = int(os.environ["MASTER_PORT"])
+    own: dict[str, Any] = {"rank": rank, "world_size": world_size, "timeout": limit}
+    places: list[dict[str, Any]] = [
+        {},
+        own,
+        {"init_method": f"tcp://127.0.0.1:{ports[1]}", **own},
+        {"store": store, **own},
+    ]
+    found, numbers = set[tuple[str, str]](), []
     for place in places:
-        dist.init_process_group("gloo", **place, rank=rank, world_size=world_size, timeout=limit)
+        dist.init_process_group("gloo", **place)
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
         dist.barrier()
+        found = found or listeners(master_port)
         dist.destroy_process_group()
-        found.append(tensor.item())
-    return found
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(ports[0]))
+        numbers.append(tensor.item())
+    return found, numbers
 
 
 def listeners(port: int) -> set[tuple[str, str]]:
