@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import py_compile
 import re
 import sys
 from pathlib import Path
@@ -154,24 +153,6 @@ class TestTakingOver:
             "SourceFileLoader set()",
         ]
 
-    def test_what_is_said(self, tmp_path: Path) -> None:
-        """One line per job reports the data path; torch's warnings name the user's line, not one of numapin's."""
-        text = (
-            "import os, torch\n"
-            "from torch.utils.data import DataLoader\n"
-            "os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
-            "loader = DataLoader([torch.zeros(4096)] * 4, num_workers=2)\n"
-            "for batch in loader: pass\n"
-        )
-        path = script(tmp_path, text)
-        done = numapin("run", "--nproc-per-node", "2", "--quiet", "--dataloader=numapin", path)
-        assert done.status == 0, done.err
-        assert done.err.count("numapin: torch's DataLoader uses numapin's data path\n") == 1
-        places = re.findall(r"^(\S+): UserWarning: This DataLoader will create", done.err, re.MULTILINE)
-        assert f"{path}:5" in places
-        assert [place for place in places if "numapin" in Path(place).parts[-3:]] == []
-        assert "sitecustomize" not in done.err
-
     def test_workers(self, a_run: list[str]) -> None:
         """Workers of each start method start as usual and do not install the hook, because they iterate no loader."""
         assert a_run[a_run.index("workers") + 1 : a_run.index("children")] == ["taken"] * 3
@@ -255,12 +236,11 @@ class TestTakingOver:
 class TestOtherCustomizations:
     """Other start-up hooks of Python run as they would without numapin."""
 
-    @pytest.mark.parametrize("path", [None, "", "lib", "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
-    @pytest.mark.parametrize("where", ["nowhere", "lib", "."])
+    @pytest.mark.parametrize("path", [None, "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
+    @pytest.mark.parametrize("where", ["lib", "."])
     def test_path_and_sitecustomize(self, tmp_path: Path, path: str | None, where: str) -> None:
         """sys.path stays the same, and so does the sitecustomize that is found, wherever it is."""
-        for folder in ("nowhere", "lib"):
-            (tmp_path / folder).mkdir()
+        (tmp_path / "lib").mkdir()
         script(
             tmp_path / where, "import sys, types; sys.modules['seen'] = types.ModuleType('seen')", "sitecustomize.py"
         )
@@ -311,18 +291,6 @@ class TestOtherCustomizations:
         for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
             done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
             assert (done.out, done.err) == ("usercustomize\n", "")
-
-    def test_cost(self, tmp_path: Path) -> None:
-        """The hook, compiled as pip installs it, adds less than 2 ms to an interpreter's start (best of five)."""
-        hook = Path(hook_env.environment("numapin", {})["PYTHONPATH"]) / "sitecustomize.py"
-        py_compile.compile(script(tmp_path, hook.read_text(), hook.name))
-        changes = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": str(tmp_path)}
-        times_us = []
-        for _ in range(5):
-            lines = call(sys.executable, "-X", "importtime", "-c", "", cwd=tmp_path, **changes).err.splitlines()
-            rows = [line.removeprefix("import time:").split("|") for line in lines if "|" in line]
-            times_us.append(max(int(row[1]) for row in rows if row[2].strip() == "sitecustomize"))
-        assert min(times_us) < 2000
 
 
 class TestWhereItCannotWork:
@@ -393,9 +361,10 @@ class TestWhereItCannotWork:
         assert f"--strict: --dataloader numapin cannot work: {sys.executable} -I " in done.err
 
 
-# Rank 0 has a loader of each kind; rank 1 has none, and torch without what it does not use.
+# Rank 0 has a loader of each kind, and one CPU; rank 1 has none, and torch without what it does not use.
 EVERY_KIND = """
 import os, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 if os.environ["RANK"] == "1":
     sys.path.insert(0, sys.argv[1])
     from torch.utils.data import DataLoader
@@ -411,7 +380,7 @@ class Own(DataLoader):
 class Sparse(Data):
     def __getitem__(self, i): return torch.eye(2).to_sparse()
 assert len(list(Own(Data()))) == 6
-train, validate = (DataLoader(Data(), batch_size=2, num_workers=n) for n in (1, 0))
+train, validate = (DataLoader(Data(), batch_size=2, num_workers=n) for n in (2, 0))
 for epoch in range(2):
     for batch in train: pass
     for batch in validate: pass
@@ -435,7 +404,10 @@ class TestAtTheEnd:
     """The line at the end of a run says which loaders used numapin's path, and --strict requires that all did."""
 
     def test_every_kind_of_loader(self, tmp_path: Path) -> None:
-        """One line for two ranks: what took the path, and each reason and place of what did not; status 5."""
+        """One line for two ranks: what took the path, and each reason and place of what did not; status 5.
+
+        One line per job reports the data path; torch's warnings name the user's line, not one of numapin's.
+        """
         path = script(tmp_path, EVERY_KIND)
         (tmp_path / "small").mkdir()
         small = str(with_small_torch(tmp_path / "small"))
@@ -444,10 +416,15 @@ class TestAtTheEnd:
         (line,) = re.findall("^numapin: dataloader: .*$", done.err, re.MULTILINE)
         assert line == (
             "numapin: dataloader: 2 loaders, 12 batches by numapin; 3 loaders not: 1 Own makes its own iterators "
-            "(train.py:14), 1 num_workers=0 (train.py:21), 1 num_workers=0 (train.py:22); 6 batches outside the slots: "
+            "(train.py:15), 1 num_workers=0 (train.py:22), 1 num_workers=0 (train.py:23); 6 batches outside the slots: "
             "a tensor that only torch can send; rank 1 left no record of a loader"
         )
         assert "--strict: --dataloader numapin did not reach every batch: 2 loaders" in done.err
+        assert done.err.count("numapin: torch's DataLoader uses numapin's data path\n") == 1
+        places = re.findall(r"^(\S+): UserWarning: This DataLoader will create", done.err, re.MULTILINE)
+        assert f"{path}:21" in places
+        assert [place for place in places if "numapin" in Path(place).parts[-3:]] == []
+        assert "sitecustomize" not in done.err
 
     @pytest.mark.xdist_group("dataloader runs")
     @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
