@@ -184,15 +184,16 @@ def raise_port() -> NoReturn:
 
 
 def knock(user: int) -> str:
-    """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it; else what went wrong."""
+    """Return whether the ranks' store has "answered" a user, or has "closed" the connection; else what went wrong."""
     code = (
-        "import encodings.idna, os, socket, sys\n"  # the user may be unable to read Python's own files
+        "import encodings.idna, os, socket, struct, sys\n"  # the user may be unable to read Python's own files
         "os.setgroups([]); os.setuid(int(sys.argv[1]))\n"
         "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT']))\n"
-        "store.settimeout(3)\n"
-        "try: print('answered' if store.recv(1) else 'closed', end='')\n"
-        "except TimeoutError: print('open', end='')\n"
-        "except ConnectionResetError: print('closed', end='')"
+        "store.settimeout(60)\n"
+        "try:\n"
+        "    store.sendall(b'\\0' + struct.pack('=I', 0x3C85F7CE) + b'\\7')  # asks for the number of keys\n"
+        "    print('answered' if store.recv(8) else 'closed', end='')\n"
+        "except ConnectionError: print('closed', end='')"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False, text=True

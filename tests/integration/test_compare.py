@@ -375,7 +375,7 @@ def test_a_loop_may_move_to_another_thread(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_measured_is_said(tmp_path: Path, program: str, words: str) -> None:
     """A hook that fails ends the run at once; an optimizer that never steps, and too few steps, are named."""
-    result = run_of(tmp_path, program, timeout_s=5 if "Optimizer()" in program else 10_000)  # the test has 300
+    result = run_of(tmp_path, program, timeout_s=12 if "Optimizer()" in program else 10_000)  # the test has 300
     assert words in (result.failure or "")
 
 

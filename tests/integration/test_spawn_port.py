@@ -117,7 +117,7 @@ def test_the_attack_has_teeth() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize(("user", "told"), [(0, "open"), (_NOBODY, "closed")])
+@pytest.mark.parametrize(("user", "told"), [(0, "answered"), (_NOBODY, "closed")])
 def test_the_store_is_closed_to_other_users(user: int, told: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Another user's connection is closed at once, as in `numapin run`; the hint is what a caller of spawn can do."""
     assert numapin.spawn(calls.knock, (user,)) == (told,)

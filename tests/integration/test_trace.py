@@ -78,7 +78,7 @@ class TestTracing:
         Loads of workers share the clock of the trace: each traced batch was loaded before it was received. A script
         that turns warnings into errors is traced, too, and warnings of the profiler do not stop it.
         """
-        text = TRAIN.format(sleep=0.05, workers=workers)
+        text = TRAIN.format(sleep=0.1, workers=workers)
         strict = f"import warnings; warnings.simplefilter('error')\n{text}"
         path = script(tmp_path, text) if workers else forked_script(tmp_path, strict)
         done = numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)

@@ -102,7 +102,7 @@ from numapin.cli.entry import main
 sys.argv = ["numapin", "trace", *{(*STEPS, "--stop", "--", *shell)!r}]
 main()
 """
-    done = call("timeout", "-s", "KILL", "30", sys.executable, "-c", code, cwd=tmp_path)
+    done = call("timeout", "-s", "KILL", "100", sys.executable, "-c", code, cwd=tmp_path)
     pid = int((tmp_path / "here").read_text())
     assert (done.status, "the job was ended after the traced steps (--stop)" in done.err) == (0, True), done.err
     assert wait_until(lambda: gone(pid), limit_s=LIMIT_S)

@@ -121,7 +121,9 @@ PROGRAMS = {
     "def work():\n    try: 1 / 0\n    except Exception: sys.excepthook(*sys.exc_info())\n"
     f"thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n{_SURVIVED}",
     "an error in a thread of its own": "import _thread, time\n"
-    f"_thread.start_new_thread(lambda: 1 / 0, ())\ntime.sleep(0.2)\n{_SURVIVED}",
+    "runs = _thread.allocate_lock()\nruns.acquire()\ndef work(): runs.release(); 1 / 0\n"
+    "_thread.start_new_thread(work, ())\nruns.acquire()\n"
+    f"while _thread._count(): time.sleep(0.01)\n{_SURVIVED}",
     # As torch's does when a DataLoader worker has died.
     "a signal handler that raises while it is recorded": _SIGNALLED,
     # Libraries like gevent and freezegun replace functions.
