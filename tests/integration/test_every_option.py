@@ -23,38 +23,11 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs" / "moving-from-torchrun.md"
 
-# {folder}, {port} and {module} are different in each run.
-ALONE: Final[Mapping[str, Sequence[str]]] = {
-    "nnodes": ("--nnodes", "1:1"),
-    "nproc_per_node": ("--nproc-per-node", "2"),
-    "rdzv_backend": ("--rdzv-backend", "static"),
-    "rdzv_endpoint": ("--rdzv-endpoint", "127.0.0.1:{port}"),
-    "rdzv_id": ("--rdzv-id", "job7"),
-    "rdzv_conf": ("--rdzv-conf", "timeout=60"),
-    "standalone": ("--standalone",),
-    "max_restarts": ("--max-restarts", "1"),
-    "monitor_interval": ("--monitor-interval", "0.05"),
-    "start_method": ("--start-method", "fork"),
-    "event_log_handler": ("--event-log-handler", "null"),
-    "role": ("--role", "trainer"),
-    "module": ("-m", "{module}"),
-    "no_python": ("--no-python", sys.executable),
-    "run_path": ("--run-path",),
-    "log_dir": ("--log-dir", "{folder}"),
-    "redirects": ("--redirects", "3"),
-    "tee": ("--tee", "3"),
-    "local_ranks_filter": ("--local-ranks-filter", "0"),
-    "duplicate_stdout_filters": ("--duplicate-stdout-filters", "step"),
-    "duplicate_stderr_filters": ("--duplicate-stderr-filters", "step"),
-    "node_rank": ("--node-rank", "0"),
-    "master_addr": ("--master-addr", "127.0.0.1"),
-    "master_port": ("--master-port", "{port}"),
-    "local_addr": ("--local-addr", "127.0.0.1"),
-    "logs_specs": ("--logs-specs", "default"),
-    "signals_to_handle": ("--signals-to-handle", "SIGTERM,SIGUSR2"),
-    "shutdown_timeout": ("--shutdown-timeout", "5"),
-    "virtual_local_rank": ("--virtual-local-rank",),
-    "log_line_prefix_template": ("--tee", "3", "--log-line-prefix-template", "${{local_rank}}> "),
+# {folder}, {port} and {module} are different in each run; {python} is this one.
+ALONE: Final = {
+    key: words.split()
+    for line in Path(__file__).with_name("torchrun-options.txt").read_text().splitlines()
+    for key, _, words in [line.partition(": ")]
 }
 ELSEWHERE: Final = {
     "help": "tests/unit/launcher/test_options.py",
@@ -73,10 +46,10 @@ GROUPS: Final[Mapping[int, Sequence[Sequence[str]]]] = {
         ("master_addr", "master_port", "local_addr", "nproc_per_node", "no_python"),
         (
             *("nproc_per_node", "event_log_handler", "signals_to_handle", "duplicate_stdout_filters", "logs_specs"),
-            *("duplicate_stderr_filters", "log_dir", "redirects", "run_path"),
+            *("duplicate_stderr_filters", "log_dir", "redirects"),
         ),
     ),
-    3: (("nproc_per_node", "max_restarts"), ("run_path",), ("tee", "module")),
+    3: (("nproc_per_node", "max_restarts"), ("run_path",), ("tee", "module")),  # with run_path, ranks import torch
 }
 """Options that are given together, by the exit status of the ranks; those that the script follows come last."""
 C10D: Final = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
@@ -130,7 +103,8 @@ def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) ->
     for name in ("logs", "ranks"):
         (place / name).mkdir(parents=True)
     path = script(place, DUMP, "dumps.py")
-    words = [word.format(folder=place / "logs", port=free_port(), module="dumps") for word in options]
+    given = {"folder": place / "logs", "port": free_port(), "module": "dumps", "python": sys.executable}
+    words = [word.format(**given) for word in options]
     program = [] if "-m" in options else [path]
     arguments = [*words, *program, str(place / "ranks"), str(status)]
     done = (

@@ -58,33 +58,8 @@ def torchs() -> argparse.ArgumentParser:
     return get_args_parser()
 
 
-ALONE = [
-    [],
-    ["--nproc-per-node", "4"],
-    ["--nproc_per_node=gpu"],
-    ["--nproc-p", "2"],
-    ["--standalone"],
-    ["--nnodes=1:4"],
-    ["--node_rank", "1"],
-    ["--rdzv-backend", "c10d", "--rdzv_endpoint", "head:29500"],
-    ["--rdzv-id", "job7"],
-    ["--rdzv-conf", "join_timeout=600,is_host=1"],
-    ["--max-restarts", "3"],
-    ["--monitor_interval=0.5"],
-    ["--start-method", "fork"],
-    ["--role="],
-    ["--master-addr", "10.0.0.1", "--master-port=29501"],
-    ["--local-addr", "127.0.0.2"],
-    ["--numa-binding", "socket"],
-    ["-m"],
-    ["--module"],
-    ["--no_python"],
-    ["--log-dir", "logs", "-t3"],
-    ["-r", "0:3,1:2"],
-    ["--tee=1", "--local-ranks-filter", "0"],
-    ["--run-path"],
-]
-"""Options of torchrun alone; the test also tries all pairs."""
+ALONE = [line.split() for line in Path(__file__).with_name("alone.txt").read_text().splitlines()]
+"""Options of torchrun, each alone and in all pairs; the first line is empty."""
 OTHER_DEFAULTS = {"nproc_per_node", "shutdown_timeout", "master_port"}
 """Options whose default numapin decides later."""
 REST = [[], ["--lr", "0.1"], ["-m", "x", "--bind", "mine", "${local_rank}", "$$", "--nnodes=2"], ["-"]]
