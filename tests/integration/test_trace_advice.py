@@ -28,7 +28,7 @@ class Data(torch.utils.data.Dataset):
         time.sleep(0.02)
         return torch.ones(8)
 def log(step):
-    if step == 14: time.sleep(0.6)
+    if step == 14: time.sleep(1.5)
 def start(worker):
     time.sleep(0.3)
 if __name__ == "__main__":
@@ -166,7 +166,7 @@ def test_the_report_comes_while_the_job_goes_on(tmp_path: Path) -> None:
 
 def test_stop_ends_a_job_of_any_launcher(tmp_path: Path) -> None:
     """With --stop all ranks of torchrun end, with status 0."""
-    launcher = (*TORCHRUN, "--nproc-per-node", "2", script(tmp_path, ENDLESS), "never")
+    launcher = (*TORCHRUN, "--nproc-per-node", "2", forked_script(tmp_path, ENDLESS), "never")
     done = numapin("trace", "--steps", "60", "--stop", "--output", "out", "--", *launcher, cwd=tmp_path)
     assert done.status == 0, done.err
     assert "the job was ended after the traced steps (--stop)" in done.err
