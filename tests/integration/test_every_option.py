@@ -1,4 +1,4 @@
-"""Every option of torchrun, alone or in pairs, under torchrun and numapin: what the ranks see, and log files."""
+"""Every option of torchrun, together with others, under torchrun and numapin: what the ranks see, and log files."""
 
 from __future__ import annotations
 
