@@ -134,23 +134,11 @@ def wait_in(folder: str) -> None:
     time.sleep(300)
 
 
-def meet() -> tuple[set[tuple[str, str]], float]:
-    """Return the listeners on MASTER_PORT while a process group exists, and the number of its ranks, as a sum."""
-    import torch
-    import torch.distributed as dist
+def meet(*ports: int) -> tuple[set[tuple[str, str]], list[float]]:
+    """Meet on MASTER_PORT, then on two ports of one's own, and in a store that names the caller's.
 
-    dist.init_process_group("gloo")
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    found = listeners(int(os.environ["MASTER_PORT"]))
-    dist.destroy_process_group()
-    return found, tensor.item()
-
-
-def meet_elsewhere(*ports: int) -> list[float]:
-    """Meet on two ports of one's own, and in a store that names the caller's; return the number of ranks each time.
-
-    Functions that were written for torch.multiprocessing.spawn do so.
+    Functions that were written for torch.multiprocessing.spawn do so. Return the listeners on MASTER_PORT while the
+    first process group exists, and the number of ranks each time, as a sum.
     """
     import torch
     import torch.distributed as dist
@@ -159,17 +147,25 @@ def meet_elsewhere(*ports: int) -> list[float]:
     store: Any = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=rank == 0, timeout=limit
     )
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(ports[0]))
-    places: list[dict[str, Any]] = [{}, {"init_method": f"tcp://127.0.0.1:{ports[1]}"}, {"store": store}]
-    found = []
+    master_port = int(os.environ["MASTER_PORT"])
+    own: dict[str, Any] = {"rank": rank, "world_size": world_size, "timeout": limit}
+    places: list[dict[str, Any]] = [
+        {},
+        own,
+        {"init_method": f"tcp://127.0.0.1:{ports[1]}", **own},
+        {"store": store, **own},
+    ]
+    found, numbers = set[tuple[str, str]](), []
     for place in places:
-        dist.init_process_group("gloo", **place, rank=rank, world_size=world_size, timeout=limit)
+        dist.init_process_group("gloo", **place)
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
         dist.barrier()
+        found = found or listeners(master_port)
         dist.destroy_process_group()
-        found.append(tensor.item())
-    return found
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(ports[0]))
+        numbers.append(tensor.item())
+    return found, numbers
 
 
 def listeners(port: int) -> set[tuple[str, str]]:
@@ -188,15 +184,16 @@ def raise_port() -> NoReturn:
 
 
 def knock(user: int) -> str:
-    """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it; else what went wrong."""
+    """Return whether the ranks' store has "answered" a user, or has "closed" the connection; else what went wrong."""
     code = (
-        "import encodings.idna, os, socket, sys\n"  # the user may be unable to read Python's own files
+        "import encodings.idna, os, socket, struct, sys\n"  # the user may be unable to read Python's own files
         "os.setgroups([]); os.setuid(int(sys.argv[1]))\n"
         "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT']))\n"
-        "store.settimeout(3)\n"
-        "try: print('answered' if store.recv(1) else 'closed', end='')\n"
-        "except TimeoutError: print('open', end='')\n"
-        "except ConnectionResetError: print('closed', end='')"
+        "store.settimeout(60)\n"
+        "try:\n"
+        "    store.sendall(b'\\0' + struct.pack('=I', 0x3C85F7CE) + b'\\7')  # asks for the number of keys\n"
+        "    print('answered' if store.recv(8) else 'closed', end='')\n"
+        "except ConnectionError: print('closed', end='')"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False, text=True

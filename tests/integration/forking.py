@@ -45,7 +45,7 @@ _READ_LATER: Final = ("TORCHELASTIC_ERROR_FILE",)
 _MESSAGE_BYTES: Final = 1 << 19
 _ANSWER_BYTES: Final = 16
 _CLIENT: Final = f"""
-import json, os, socket, sys
+import json, os, signal, socket, sys
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 command = dict(arguments=sys.argv[1:], environ=dict(os.environ), cwd=os.getcwd(), cpus=[*os.sched_getaffinity(0)])
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as forker, theirs:
@@ -53,9 +53,13 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as forker, theirs:
     forker.connect({{address!r}})
     message = json.dumps(dict(command, module={{script!r}})).encode()
     socket.send_fds(forker, [message], [0, 1, 2, theirs.fileno()])
-ours.recv({_ANSWER_BYTES})  # the process id
+pid = int(ours.recv({_ANSWER_BYTES}))
+for number in {{passed_on}}:
+    signal.signal(number, lambda number, _: os.kill(pid, number))
 status = int(ours.recv({_ANSWER_BYTES}))
 if status < 0:
+    if -status in {{passed_on}}:
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
@@ -176,9 +180,12 @@ class Forker:
                 stdout=subprocess.DEVNULL,
             )
 
-    def client(self, path: str) -> str:
-        """Return a script that has the script `path` run in a fork, with its own environment, CPUs and files."""
-        return _CLIENT.format(address=self._address, script=path)
+    def client(self, path: str, passed_on: Sequence[signal.Signals] = ()) -> str:
+        """Return a script that has the script `path` run in a fork, with its own environment, CPUs and files.
+
+        It passes these signals on.
+        """
+        return _CLIENT.format(address=self._address, script=path, passed_on=[*map(int, passed_on)])
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Return whether a new process with this environment would start as the forker did."""

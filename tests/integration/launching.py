@@ -29,7 +29,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _WITH_TORCH = ("run", "trace")  # the commands that import it
 _COMMANDS = (
     *("numapin.cli.main", "numapin.cli.entry", "numapin.cli.job", "numapin.cli.compare", "numapin.cli.topo"),
-    *("numapin.cli.plan", "numapin.cli.verify", "numapin.cli.top", "numapin.cli.attach"),
+    *("numapin.cli.plan", "numapin.cli.verify", "numapin.cli.top", "numapin.cli.attach", "numapin.cli.doctor"),
 )
 _MEASURING = (  # for benchmarks whose measuring processes may be forks
     *("torch.utils.data", "numapin.cli.bench", "numapin.bench.buffers", "numapin.bench.loader"),

@@ -18,7 +18,6 @@ from numapin.errors import NumapinError
 from tests.integration.launching import NUMAPIN, Done, call, environment, forked
 from tests.integration.seam import numapin as commands
 from tests.integration.seam import thread_cpus
-from tests.integration.staying import staying_job
 from tests.needs import needs_root, needs_two_cpus
 from tests.nvml.fake import FakeGpu, render
 from tests.waiting import wait_until
@@ -139,19 +138,6 @@ class TestBind:
             assert {frozenset(cpus) for cpus in thread_cpus(launcher.pid)} == {ALL}
             for pid in (child, rank, launcher.pid):
                 os.kill(pid, signal.SIGKILL)
-
-    def test_run_of_numapin(self, tmp_path: Path) -> None:
-        """With --job, a thread that strayed from the CPUs of its run's plan is bound again."""
-        command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
-        runs = str(tmp_path / "runs")
-        with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
-            strayed = forked("verify", NUMAPIN_RUN_DIR=runs)
-            done = forked("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs)
-            held = forked("verify", NUMAPIN_RUN_DIR=runs)
-        assert (strayed.status, done.status, held.status) == (1, 0, 0), done.err
-        (rank,) = json.loads(done.out)["ranks"]
-        assert rank["gpu_source"].startswith("the plan of run-")
-        assert rank["processes"][0]["changed"] == 1
 
     def test_gpu_that_the_driver_reports(self, tmp_path: Path, fake_nvml: FakeNvml) -> None:
         """NVML's processes name the GPU of a process without a rank, for `verify`, too; --gpu overrules them."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, call, environment, script
-from tests.needs import needs_accelerate, needs_ray, needs_two_cpus
+from tests.needs import needs_accelerate, needs_two_cpus
 from tests.nvml.fake import FakeGpu, render
 from tests.waiting import gone, wait_until
 
@@ -182,40 +182,11 @@ if __name__ == "__main__":
     def test_accelerate(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """`accelerate launch` starts ranks with LOCAL_RANK: they are bound when they start, before torch."""
         text = "show(os.environ['LOCAL_RANK'], torch='torch' in sys.modules)"
-        options = (
-            "--multi_gpu",
-            "--num_processes=2",
-            "--num_machines=1",
-            "--mixed_precision=no",
-            "--dynamo_backend=no",
-        )
-        launch = (sys.executable, "-m", "accelerate.commands.launch", *options)
+        options = "--multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no"
+        launch = (sys.executable, "-m", "accelerate.commands.launch", *options.split())
         found = shown(start(*launch, script(tmp_path, SHOW + text), **{**gpus, "PYTHONPATH": ""}))
         assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
         assert not found["0"]["torch"]
-
-    @needs_ray
-    def test_ray_actors(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """An actor gets CUDA_VISIBLE_DEVICES while its process runs; it is bound when it imports torch."""
-        text = """
-import ray
-ray.init(num_gpus=2, num_cpus=4, include_dashboard=False, logging_level="error")
-@ray.remote(num_gpus=1)
-class Actor:
-    def where(self):
-        import torch
-        return os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0))
-@ray.remote
-def without():
-    import torch
-    return sorted(os.sched_getaffinity(0))
-actors = [Actor.remote() for _ in range(2)]
-where = dict(ray.get([actor.where.remote() for actor in actors]))
-show("driver", where=where, without=ray.get(without.remote()))
-"""
-        found = shown(python(tmp_path, text, **gpus))["driver"]
-        assert found["where"] == {"0": [CPUS[0]], "1": [CPUS[1]]}
-        assert (found["without"], found["cpus"]) == (CPUS, [CPUS])
 
 
 @needs_two_cpus
@@ -303,8 +274,7 @@ show("both")
 class TestProgramsGoOn:
     """What must not change for the program."""
 
-    @pytest.mark.parametrize("path", [":", ""])
-    def test_path_and_modules_at_start(self, gpus: dict[str, Any], tmp_path: Path, path: str) -> None:
+    def test_path_and_modules_at_start(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """A Python without torch has the path, the modules and the sitecustomize that it would have without numapin."""
         text = """
 import json, sys, os
@@ -315,7 +285,7 @@ print(sys.path[1:], [name for name in ours if name != "json.decoder"], getattr(m
         (tmp_path / "own").mkdir()
         script(tmp_path / "own", "seen = True", "sitecustomize.py")
         program = script(tmp_path, text)
-        for entries in (path, f"{tmp_path / 'own'}{os.pathsep}{path}"):
+        for entries in (":", f"{tmp_path / 'own'}{os.pathsep}"):
             plain = call(sys.executable, program, cwd=tmp_path, PYTHONPATH=entries)
             done = start(sys.executable, program, cwd=tmp_path, **{**gpus, "PYTHONPATH": entries})
             assert (done.status, done.out) == (plain.status, plain.out) == (0, plain.out)
@@ -343,9 +313,8 @@ while True: time.sleep(1)
 """
         command = [*NUMAPIN, "exec", "--children", "--", sys.executable, script(tmp_path, SHOW + text)]
         for last in (signal.SIGTERM, signal.SIGKILL):
-            with subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**gpus)
-            ) as run:
+            pipe = subprocess.PIPE
+            with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment(**gpus)) as run:
                 assert run.stdout is not None
                 ready = json.loads(run.stdout.readline())
                 assert ready["name"] == "ready"
@@ -378,6 +347,12 @@ show("end")
         assert done.err.count("this process is not bound") == 1
         assert "Traceback" not in done.err
 
+    def test_other_numapin_beside_the_script(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """A module of the program's that is called numapin is not taken for numapin."""
+        script(tmp_path, "raise SystemExit('the wrong one')", "numapin.py")
+        done = python(tmp_path, "import torch\ntorch.cuda.set_device(1)\nshow('end')", **gpus)
+        assert shown(done)["end"]["cpus"] == own_cpu(1)
+
     def test_run_folder_that_is_gone(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """A process that outlives the command is bound, but leaves no record, because the run's folder is gone."""
         text = """
@@ -392,12 +367,6 @@ show("end")
         strict = python(tmp_path, text, f"{tmp_path}/numapin-*", options=("--strict",), **gpus)
         assert strict.status == 5
         assert "is gone, so it is unknown which processes were bound" in strict.err
-
-    def test_other_numapin_beside_the_script(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """A module of the program's that is called numapin is not taken for numapin."""
-        script(tmp_path, "raise SystemExit('the wrong one')", "numapin.py")
-        done = python(tmp_path, "import torch\ntorch.cuda.set_device(1)\nshow('end')", **gpus)
-        assert shown(done)["end"]["cpus"] == own_cpu(1)
 
 
 class TestRefusals:

@@ -93,19 +93,19 @@ class TestJobs:
         assert all(map(gone, pids(tmp_path)))
 
     def test_launchers_of_an_unmodified_script(self, tmp_path: Path) -> None:
-        """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
+        """Torchrun and numapin's loader run the example, whose steps, samples and waits are measured."""
         example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
-        launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
+        launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "1")
         words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
         script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
         done = compare(*words, PYTHONPATH=str(tmp_path))
         assert done.status == 0, done.err
         report = json.loads(done.out)
-        assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2]
+        assert [variant["num_ranks"] for variant in report["variants"]] == [1, 1]
         assert "OMP_NUM_THREADS" in report["variants"][1]["variables"]
         for variant in report["variants"]:
             figures = variant["figures"]
-            assert figures["samples_per_s"]["median"] == pytest.approx(32 / figures["step_s"]["median"], rel=0.5)
+            assert figures["samples_per_s"]["median"] == pytest.approx(16 / figures["step_s"]["median"], rel=0.5)
             assert 0 < figures["wait_share"]["median"] <= 1
 
 
@@ -191,7 +191,7 @@ class TestFailures:
         assert "stopped early" in out
         assert "stopped by SIGTERM; the report covers the first" in err
         assert not json.loads(output.read_text())["is_complete"]
-        assert wait_until(lambda: all(map(gone, pids(tmp_path))), limit_s=30), "no job is left"
+        assert wait_until(lambda: all(map(gone, pids(tmp_path))), limit_s=60), "no job is left"
 
 
 # Name -> how many steps to measure, and a program.
@@ -344,7 +344,7 @@ def test_processes_that_left_the_job_are_stopped(tmp_path: Path) -> None:
     )
     result = run_of(tmp_path, program)
     assert (result.failure, len(result.steps_s)) == (None, 5)
-    assert wait_until(lambda: gone(int((tmp_path / "pid").read_text())), limit_s=10)
+    assert wait_until(lambda: gone(int((tmp_path / "pid").read_text())), limit_s=60)
 
 
 def test_a_program_that_prepares_data_first_is_measured_when_it_trains(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_loop_may_move_to_another_thread(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_measured_is_said(tmp_path: Path, program: str, words: str) -> None:
     """A hook that fails ends the run at once; an optimizer that never steps, and too few steps, are named."""
-    result = run_of(tmp_path, program, timeout_s=5 if "Optimizer()" in program else 10_000)  # the test has 300
+    result = run_of(tmp_path, program, timeout_s=12 if "Optimizer()" in program else 10_000)  # the test has 300
     assert words in (result.failure or "")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import py_compile
 import re
 import sys
 from pathlib import Path
@@ -48,7 +47,9 @@ class DataLoader:
 STATE = """
 import json, sys
 module = sys.modules.get("sitecustomize")
-print(json.dumps([sys.path[1:], str(module), getattr(module, "__file__", None), sys.modules.get("seen") is not None]))
+if module: import sitecustomize
+found = [getattr(module, "__file__", None), getattr(module, "mark", None)]
+print(json.dumps([sys.path[1:], str(module), found, module is sys.modules.get("sitecustomize")]))
 """
 
 
@@ -69,7 +70,7 @@ def with_small_torch(folder: Path) -> Path:
     return folder
 
 
-# Iterates loaders, first without workers, then with some of each start method, then in other processes.
+# Iterates loaders, first without workers, then with a forked and with a new one, then in other processes.
 ITERATES = f"""{STAND_IN}
 def work(i):
     from torch.utils.data import DataLoader
@@ -87,7 +88,7 @@ if __name__ == "__main__":
     import torch.utils.data.dataloader as module
     print(type(module.__loader__).__name__, vars(module.__loader__).keys() & {{"exec_module"}}, flush=True)
     print("workers", flush=True)
-    for method in ("fork", "spawn", "forkserver"):
+    for method in ("fork", "spawn"):
         loader = DataLoader(Data(), num_workers=1, multiprocessing_context=method)
         assert os.getpid() not in torch.cat(list(loader)).tolist()
     print("children", flush=True)
@@ -102,14 +103,14 @@ BALANCES = """
 import importlib.util, time, torch, warnings
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 class Data(Dataset):
-    def __len__(self): return 60
+    def __len__(self): return 24
     def __getitem__(self, i):
         worker = get_worker_info().id
-        time.sleep(0.002 if worker else 0.1)
+        time.sleep(0.002 if worker else 0.5)  # on a busy machine a sample of the other one takes longer, too
         return i, worker, torch.zeros(4096)
 made = [(int(i), int(worker)) for i, worker, _ in DataLoader(Data(), num_workers=2)]
-assert [i for i, _ in made] == list(range(60))
-print(sum(worker == 0 for _, worker in made) < 15, flush=True)
+assert [i for i, _ in made] == list(range(24))
+print(sum(worker == 0 for _, worker in made) < 9, flush=True)
 if importlib.util.find_spec("torchdata"):
     warnings.simplefilter("ignore")  # torchdata's
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -154,27 +155,9 @@ class TestTakingOver:
             "SourceFileLoader set()",
         ]
 
-    def test_what_is_said(self, tmp_path: Path) -> None:
-        """One line per job reports the data path; torch's warnings name the user's line, not one of numapin's."""
-        text = (
-            "import os, torch\n"
-            "from torch.utils.data import DataLoader\n"
-            "os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
-            "loader = DataLoader([torch.zeros(4096)] * 4, num_workers=2)\n"
-            "for batch in loader: pass\n"
-        )
-        path = script(tmp_path, text)
-        done = numapin("run", "--nproc-per-node", "2", "--quiet", "--dataloader=numapin", path)
-        assert done.status == 0, done.err
-        assert done.err.count("numapin: torch's DataLoader uses numapin's data path\n") == 1
-        places = re.findall(r"^(\S+): UserWarning: This DataLoader will create", done.err, re.MULTILINE)
-        assert f"{path}:5" in places
-        assert [place for place in places if "numapin" in Path(place).parts[-3:]] == []
-        assert "sitecustomize" not in done.err
-
     def test_workers(self, a_run: list[str]) -> None:
-        """Workers of each start method start as usual and do not install the hook, because they iterate no loader."""
-        assert a_run[a_run.index("workers") + 1 : a_run.index("children")] == ["taken"] * 3
+        """Workers, forked or anew, start as usual and do not install the hook, because they iterate no loader."""
+        assert a_run[a_run.index("workers") + 1 : a_run.index("children")] == ["taken"] * 2
 
     def test_children_of_torch_multiprocessing(self, a_run: list[str]) -> None:
         """A process of torch.multiprocessing.spawn installs the hook itself, as ranks of one process do."""
@@ -255,44 +238,26 @@ class TestTakingOver:
 class TestOtherCustomizations:
     """Other start-up hooks of Python run as they would without numapin."""
 
-    @pytest.mark.parametrize("path", [None, "", "lib", "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
-    @pytest.mark.parametrize("where", ["nowhere", "lib", "."])
-    def test_path_and_sitecustomize(self, tmp_path: Path, path: str | None, where: str) -> None:
-        """sys.path stays the same, and so does the sitecustomize that is found, wherever it is."""
-        for folder in ("nowhere", "lib"):
-            (tmp_path / folder).mkdir()
-        script(
-            tmp_path / where, "import sys, types; sys.modules['seen'] = types.ModuleType('seen')", "sitecustomize.py"
-        )
-        changes = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
-        states = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
-        assert states[0] == states[1]
-        assert states[0].err == ""
-
-    def test_the_hidden_one_is_itself(self, tmp_path: Path) -> None:
-        """The user's sitecustomize runs once, under its own name, file and spec; `import sitecustomize` returns it."""
-        text = "print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n"
-        path = script(tmp_path, text, "sitecustomize.py")
-        code = "import sitecustomize, sys; print(sitecustomize.mark, sys.modules['sitecustomize'].__file__)"
-        done = start("numapin", "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-        assert done.out.splitlines() == [f"sitecustomize {path} {path}", f"1 {path}"]
-
     @pytest.mark.parametrize(
-        "text",
-        ["1 / 0", "import no_such_module", "raise ImportError('x', name='sitecustomize')"],
+        ("text", "status"),
+        [
+            ("print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n", 0),
+            ("1 / 0", 0),
+            ("import no_such_module", 0),
+            ("raise ImportError('x', name='sitecustomize')", 0),
+            ("import os; os.write(2, b'left'); os._exit(3)", 3),
+        ],
     )
-    def test_its_errors(self, tmp_path: Path, text: str) -> None:
-        """An error in the user's sitecustomize is reported as it is without numapin, and Python starts."""
-        script(tmp_path, text, "sitecustomize.py")
-        ends = [start(choice, "-c", STATE, cwd=tmp_path, PYTHONPATH=str(tmp_path)) for choice in ("torch", "numapin")]
+    @pytest.mark.parametrize("path", [None, "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
+    def test_its_own(self, tmp_path: Path, text: str, status: int, path: str | None) -> None:
+        """The user's sitecustomize, wherever it is, is itself, and fails or exits as it does without the hook."""
+        (tmp_path / "lib").mkdir()
+        for where in (tmp_path, tmp_path / "lib"):
+            script(where, text, "sitecustomize.py")
+        changes = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
+        ends = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
         assert ends[0] == ends[1]
-        assert ends[0].status == 0
-
-    def test_its_exit(self, tmp_path: Path) -> None:
-        """A sitecustomize that exits the interpreter still does."""
-        script(tmp_path, "import os; os.write(2, b'left'); os._exit(3)", "sitecustomize.py")
-        done = start("numapin", "-c", "print('ran')", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-        assert done == Done(status=3, out="", err="left")
+        assert ends[0].status == (status if path else 0)
 
     def test_after_its_errors_loaders_are_taken_over(self, tmp_path: Path) -> None:
         """A broken sitecustomize of the user does not disable --dataloader."""
@@ -311,18 +276,6 @@ class TestOtherCustomizations:
         for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
             done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
             assert (done.out, done.err) == ("usercustomize\n", "")
-
-    def test_cost(self, tmp_path: Path) -> None:
-        """The hook, compiled as pip installs it, adds less than 2 ms to an interpreter's start (best of five)."""
-        hook = Path(hook_env.environment("numapin", {})["PYTHONPATH"]) / "sitecustomize.py"
-        py_compile.compile(script(tmp_path, hook.read_text(), hook.name))
-        changes = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": str(tmp_path)}
-        times_us = []
-        for _ in range(5):
-            lines = call(sys.executable, "-X", "importtime", "-c", "", cwd=tmp_path, **changes).err.splitlines()
-            rows = [line.removeprefix("import time:").split("|") for line in lines if "|" in line]
-            times_us.append(max(int(row[1]) for row in rows if row[2].strip() == "sitecustomize"))
-        assert min(times_us) < 2000
 
 
 class TestWhereItCannotWork:
@@ -393,9 +346,10 @@ class TestWhereItCannotWork:
         assert f"--strict: --dataloader numapin cannot work: {sys.executable} -I " in done.err
 
 
-# Rank 0 has a loader of each kind; rank 1 has none, and torch without what it does not use.
+# Rank 0 has a loader of each kind, and one CPU; rank 1 has none, and torch without what it does not use.
 EVERY_KIND = """
 import os, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 if os.environ["RANK"] == "1":
     sys.path.insert(0, sys.argv[1])
     from torch.utils.data import DataLoader
@@ -411,7 +365,7 @@ class Own(DataLoader):
 class Sparse(Data):
     def __getitem__(self, i): return torch.eye(2).to_sparse()
 assert len(list(Own(Data()))) == 6
-train, validate = (DataLoader(Data(), batch_size=2, num_workers=n) for n in (1, 0))
+train, validate = (DataLoader(Data(), batch_size=2, num_workers=n) for n in (2, 0))
 for epoch in range(2):
     for batch in train: pass
     for batch in validate: pass
@@ -435,7 +389,10 @@ class TestAtTheEnd:
     """The line at the end of a run says which loaders used numapin's path, and --strict requires that all did."""
 
     def test_every_kind_of_loader(self, tmp_path: Path) -> None:
-        """One line for two ranks: what took the path, and each reason and place of what did not; status 5."""
+        """One line for two ranks: what took the path, and each reason and place of what did not; status 5.
+
+        One line per job reports the data path; torch's warnings name the user's line, not one of numapin's.
+        """
         path = script(tmp_path, EVERY_KIND)
         (tmp_path / "small").mkdir()
         small = str(with_small_torch(tmp_path / "small"))
@@ -444,10 +401,15 @@ class TestAtTheEnd:
         (line,) = re.findall("^numapin: dataloader: .*$", done.err, re.MULTILINE)
         assert line == (
             "numapin: dataloader: 2 loaders, 12 batches by numapin; 3 loaders not: 1 Own makes its own iterators "
-            "(train.py:14), 1 num_workers=0 (train.py:21), 1 num_workers=0 (train.py:22); 6 batches outside the slots: "
+            "(train.py:15), 1 num_workers=0 (train.py:22), 1 num_workers=0 (train.py:23); 6 batches outside the slots: "
             "a tensor that only torch can send; rank 1 left no record of a loader"
         )
         assert "--strict: --dataloader numapin did not reach every batch: 2 loaders" in done.err
+        assert done.err.count("numapin: torch's DataLoader uses numapin's data path\n") == 1
+        places = re.findall(r"^(\S+): UserWarning: This DataLoader will create", done.err, re.MULTILINE)
+        assert f"{path}:21" in places
+        assert [place for place in places if "numapin" in Path(place).parts[-3:]] == []
+        assert "sitecustomize" not in done.err
 
     @pytest.mark.xdist_group("dataloader runs")
     @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
@@ -456,7 +418,7 @@ class TestAtTheEnd:
         pytest.importorskip("torchdata", reason="no torchdata; type: pip install .[dev]")
         done = both_choices[choice]
         assert done.status == 0, done.err
-        assert "numapin: dataloader: 2 loaders, 64 batches by numapin\n" in done.err
+        assert "numapin: dataloader: 2 loaders, 28 batches by numapin\n" in done.err
         num_notes = done.err.count("balance=True changes nothing for a StatefulDataLoader")
         assert num_notes == (choice == "numapin-balanced")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.doctor.given import machine
-from tests.integration.launching import NUMAPIN, REFUSE_POLICY, call, numapin
+from tests.integration.launching import NUMAPIN, REFUSE_POLICY, call, forked
 from tests.nvml import fake
 from tests.waiting import wait_until
 
@@ -29,7 +29,7 @@ GPUS = [
 
 def _report(*arguments: str, **changes: str) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
     """Return status, report, and findings by check."""
-    return _read(numapin("doctor", "--json", *arguments, cwd=None, **changes))
+    return _read(forked("doctor", "--json", *arguments, cwd=None, **changes))
 
 
 def _read(done: Done) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
@@ -44,7 +44,7 @@ def test_takes_at_most_half_a_second() -> None:
     times_s = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        numapin("doctor")
+        call(*NUMAPIN, "doctor")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert 0 < min(times_s) < 0.5
@@ -172,7 +172,7 @@ class TestCaptured:
 
     def test_no_color_in_files(self, tmp_path: Path) -> None:
         """Output that does not go to a terminal has no escape codes and at most 100 columns."""
-        done = numapin("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
+        done = forked("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
         assert "\x1b" not in done.out + done.err
         assert max(map(len, done.out.splitlines())) <= 100
 
@@ -189,5 +189,5 @@ def test_an_unexpected_exception_is_no_finding(command: str, status: int, tmp_pa
 
 def test_a_gpu_that_is_not_here() -> None:
     """--gpu-nodes with another GPU is an error that names it, without a traceback."""
-    done = numapin("doctor", "--gpu-nodes", "99=0")
+    done = forked("doctor", "--gpu-nodes", "99=0")
     assert (done.status, "no GPU matches '99'" in done.err, "Traceback" in done.err) == (2, True, False), done.err

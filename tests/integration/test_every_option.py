@@ -1,4 +1,4 @@
-"""Every option of torchrun, alone or in pairs, under torchrun and numapin: what the ranks see, and log files."""
+"""Every option of torchrun, together with others, under torchrun and numapin: what the ranks see, and log files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.integration.launching import numapin, script, torchrun
@@ -24,72 +23,36 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs" / "moving-from-torchrun.md"
 
-# {folder}, {port} and {module} are different in each run.
-ALONE: Final[Mapping[str, Sequence[str]]] = {
-    "nnodes": ("--nnodes", "1:1"),
-    "nproc_per_node": ("--nproc-per-node", "2"),
-    "rdzv_backend": ("--rdzv-backend", "static"),
-    "rdzv_endpoint": ("--rdzv-endpoint", "127.0.0.1:{port}"),
-    "rdzv_id": ("--rdzv-id", "job7"),
-    "rdzv_conf": ("--rdzv-conf", "timeout=60"),
-    "standalone": ("--standalone",),
-    "max_restarts": ("--max-restarts", "1"),
-    "monitor_interval": ("--monitor-interval", "0.05"),
-    "start_method": ("--start-method", "fork"),
-    "event_log_handler": ("--event-log-handler", "null"),
-    "role": ("--role", "trainer"),
-    "module": ("-m", "{module}"),
-    "no_python": ("--no-python", sys.executable),
-    "run_path": ("--run-path",),
-    "log_dir": ("--log-dir", "{folder}"),
-    "redirects": ("--redirects", "3"),
-    "tee": ("--tee", "3"),
-    "local_ranks_filter": ("--local-ranks-filter", "0"),
-    "duplicate_stdout_filters": ("--duplicate-stdout-filters", "step"),
-    "duplicate_stderr_filters": ("--duplicate-stderr-filters", "step"),
-    "node_rank": ("--node-rank", "0"),
-    "master_addr": ("--master-addr", "127.0.0.1"),
-    "master_port": ("--master-port", "{port}"),
-    "local_addr": ("--local-addr", "127.0.0.1"),
-    "logs_specs": ("--logs-specs", "default"),
-    "signals_to_handle": ("--signals-to-handle", "SIGTERM,SIGUSR2"),
-    "shutdown_timeout": ("--shutdown-timeout", "5"),
-    "virtual_local_rank": ("--virtual-local-rank",),
-    "log_line_prefix_template": ("--tee", "3", "--log-line-prefix-template", "${{local_rank}}> "),
+# {folder}, {port} and {module} are different in each run; {python} is this one.
+ALONE: Final = {
+    key: words.split()
+    for line in Path(__file__).with_name("torchrun-options.txt").read_text().splitlines()
+    for key, _, words in [line.partition(": ")]
 }
 ELSEWHERE: Final = {
     "help": "tests/unit/launcher/test_options.py",
     "print_completion": "starts nothing",
     "numa_binding": "torchrun needs the numactl program for it; tests/unit/cli compares what numapin makes of it",
 }
-PAIRS: Final = (
-    ("rdzv_backend", "rdzv_endpoint"),
-    ("rdzv_endpoint", "rdzv_id"),
-    ("rdzv_id", "standalone"),
-    ("standalone", "nproc_per_node"),
-    ("standalone", "master_port"),
-    ("nnodes", "node_rank"),
-    ("master_addr", "master_port"),
-    ("local_addr", "master_port"),
-    ("nproc_per_node", "max_restarts"),
-    ("nproc_per_node", "role"),
-    ("nproc_per_node", "virtual_local_rank"),
-    ("nproc_per_node", "local_ranks_filter"),
-    ("nproc_per_node", "tee"),
-    ("log_dir", "redirects"),
-    ("log_dir", "tee"),
-    ("nproc_per_node", "module"),
-    ("nproc_per_node", "no_python"),
-    ("nproc_per_node", "run_path"),
-    ("signals_to_handle", "shutdown_timeout"),
-    ("monitor_interval", "start_method"),
-    ("event_log_handler", "rdzv_conf"),
-    ("duplicate_stdout_filters", "duplicate_stderr_filters"),
-)
-FAILING: Final = (("nproc_per_node",), ("max_restarts",), ("run_path",), ("module", "tee"))
+GROUPS: Final[Mapping[int, Sequence[Sequence[str]]]] = {
+    0: (
+        (),
+        (
+            *("nnodes", "node_rank", "nproc_per_node", "max_restarts", "monitor_interval", "start_method", "role"),
+            *("shutdown_timeout", "log_dir", "redirects", "log_line_prefix_template"),
+        ),
+        ("standalone", "nproc_per_node", "master_port", "rdzv_id", "virtual_local_rank", "local_ranks_filter", "tee"),
+        ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "nproc_per_node", "role", "module"),
+        ("master_addr", "master_port", "local_addr", "nproc_per_node", "no_python"),
+        (
+            *("nproc_per_node", "event_log_handler", "signals_to_handle", "duplicate_stdout_filters", "logs_specs"),
+            *("duplicate_stderr_filters", "log_dir", "redirects"),
+        ),
+    ),
+    3: (("nproc_per_node", "max_restarts"), ("run_path",), ("tee", "module")),  # with run_path, ranks import torch
+}
+"""Options that are given together, by the exit status of the ranks; those that the script follows come last."""
 C10D: Final = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
-WITH_C10D: Final = ((), ("rdzv_id", "nproc_per_node"), ("rdzv_conf", "local_addr"))
-LAST: Final = ("module", "no_python", "run_path")  # before the script
 
 DIFFERENT = {
     "MASTER_PORT": "a free port",
@@ -140,7 +103,8 @@ def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) ->
     for name in ("logs", "ranks"):
         (place / name).mkdir(parents=True)
     path = script(place, DUMP, "dumps.py")
-    words = [word.format(folder=place / "logs", port=free_port(), module="dumps") for word in options]
+    given = {"folder": place / "logs", "port": free_port(), "module": "dumps", "python": sys.executable}
+    words = [word.format(**given) for word in options]
     program = [] if "-m" in options else [path]
     arguments = [*words, *program, str(place / "ranks"), str(status)]
     done = (
@@ -153,26 +117,11 @@ def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) ->
     return done.status, found, done.err
 
 
-def lines() -> list[tuple[tuple[str, ...], int]]:
-    """Return all command lines, without the script, and the status of their ranks."""
-    in_pairs = {name for pair in PAIRS for name in pair}
-    keys = [option.key for option in TORCHRUN_OPTIONS if option.since <= TORCH_VERSION]
-    alone = [(key,) for key in keys if key in ALONE.keys() - in_pairs]
-    given = [((*names,), 0) for names in ((), *alone, *PAIRS)] + [(names, 3) for names in FAILING]
-    told = [(tuple(word for name in in_order(names) for word in ALONE[name]), status) for names, status in given]
-    return told + [(C10D + tuple(word for name in names for word in ALONE[name]), 0) for names in WITH_C10D]
-
-
-def in_order(names: Sequence[str]) -> list[str]:
-    """Return options with those last that the script follows."""
-    return sorted(names, key=LAST.__contains__)
-
-
 def test_the_table_is_complete() -> None:
-    """Each option of the installed torchrun is in the table, or named with the test that has it."""
+    """Each option of the installed torchrun is in a group, or named with the test that has it."""
     options = {action.dest for action in get_args_parser()._actions if action.option_strings}
     assert options <= ALONE.keys() | ELSEWHERE.keys()
-    assert {name for pair in PAIRS for name in pair} <= ALONE.keys()
+    assert {name for groups in GROUPS.values() for group in groups for name in group} == ALONE.keys()
 
 
 def test_the_differences_are_documented() -> None:
@@ -180,21 +129,25 @@ def test_the_differences_are_documented() -> None:
     assert [name for name in DIFFERENT if f"| {name} |" not in PAGE.read_text()] == []
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_exit_status_and_environment(tmp_path: Path, part: int) -> None:
-    """Each line ends with torchrun's status, and gives its ranks torchrun's variables."""
-    options_of_torch = {name for action in get_args_parser()._actions for name in action.option_strings}
+def test_exit_status_and_environment(tmp_path: Path) -> None:
+    """Each line ends with torchrun's status, and gives its ranks torchrun's variables.
+
+    What each option, alone and in pairs, means to both parsers: tests/unit/launcher/test_options.py.
+    """
+    known = {option.key for option in TORCHRUN_OPTIONS if option.since <= TORCH_VERSION}
+    groups = [(group, status) for status, groups in GROUPS.items() for group in groups]
+    lines = [([word for name in group if name in known for word in ALONE[name]], status) for group, status in groups]
+    lines.append(([*C10D, *(word for name in ("rdzv_id", "nproc_per_node", "local_addr") for word in ALONE[name])], 0))
     torchrun("--help")  # starts the process that is forked
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         started = [
             (
-                *(options, status),
-                {name: pool.submit(outcome, tmp_path, name, options, status) for name in ("torchrun", "numapin")},
+                line,
+                status,
+                {name: pool.submit(outcome, tmp_path, name, line, status) for name in ("torchrun", "numapin")},
             )
-            for options, status in lines()[part::2]
-            if {word for word in options if word.startswith("--")} <= options_of_torch  # an older torch has fewer
+            for line, status in lines
         ]
-        assert len(started) > 10
         wrong = [text for each in started for text in differences(*each)]
     assert not wrong, "\n\n".join(wrong)
 

@@ -192,52 +192,13 @@ def test_doctor(folder: Path) -> None:
 
 # --- errors on the command line --------------------------------------------------------------------------------------
 
-_WRONG: tuple[tuple[str, ...], ...] = (
-    (HOSTILE,),
-    (f"--{HOSTILE}",),
-    ("topo", "--machine", HOSTILE),
-    ("topo", "--machine", "bad.json"),
-    ("topo", "--root", HOSTILE),
-    ("topo", "--format", HOSTILE),
-    ("plan", "--gpus", HOSTILE),
-    ("plan", "--memory", HOSTILE),
-    ("plan", "--gpu-nodes", HOSTILE),
-    ("plan", "--gpu-nodes", f"{HOSTILE}=0"),
-    ("plan", "--reserve-cpus", HOSTILE),
-    ("plan", f"--{HOSTILE}"),
-    ("plan", NOT_TEXT),
-    ("exec", "--plan", HOSTILE, "--", "true"),
-    ("exec", "--plan", "bad.json", "--", "true"),
-    ("verify", HOSTILE),
-    ("verify", NOT_TEXT),
-    ("verify", "--pid", HOSTILE),
-    ("attach", "--pid", HOSTILE),
-    ("attach", "--job", HOSTILE),
-    ("attach", "--job", NOT_TEXT),
-    ("attach", "--pid", "4194305", "--gpu", HOSTILE),
-    ("top", "--once", HOSTILE),
-    ("bench", HOSTILE),
-    ("bench", "loader", "--peers", HOSTILE),
-    ("bench", "loader", "--peers", "torch", "--output", f"{HOSTILE}/x"),
-    ("bench", "transfer", "--sizes", HOSTILE),
-    ("compare", HOSTILE),
-    ("compare", "--variants", HOSTILE, "x.py"),
-    ("compare", "--variant", HOSTILE, "bad.json"),
-    ("compare", "--a", f"{HOSTILE!r}", "--b", "'"),
-    ("compare", "--a", "x", "--b", "y", "--output", f"{HOSTILE}/x"),
-    ("job", HOSTILE),
-    ("job", "slurm", "--gpus-per-node", "1", "--job-name", HOSTILE, "x.py"),
-    ("job", "slurm", "--gpus-per-node", "1", "--time", HOSTILE, "x.py"),
-    ("job", "slurm", "--gpus-per-node", "1", f"-{HOSTILE}"),
-    ("job", "pbs", "--machine", HOSTILE, "x.py"),
-    ("job", "mpi", "--gpus-per-node", "1", "--plan", HOSTILE, "x.py"),
-    ("job", "lsf", "--gpus-per-node", "1", NOT_TEXT),
-    ("job", "kubernetes", "--gpus-per-node", "1", "--container", HOSTILE, "x.py"),
-    ("trace", "--read", HOSTILE),
-    ("trace", "--read", NOT_TEXT),
-    ("trace", "--read", "bad.json"),
-    ("trace", "--read", "plan.json", "--output", HOSTILE),
-)
+_WRONG = [
+    tuple(
+        word.replace("QUOTED", repr(HOSTILE)).replace("HOSTILE", HOSTILE).replace("NOT_TEXT", NOT_TEXT)
+        for word in line.split()
+    )
+    for line in Path(__file__).with_name("hostile-lines.txt").read_text().splitlines()
+]
 
 
 _WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -378,9 +377,7 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
     """PBS sends no signal before the time limit, so `timeout` does, and it leaves nothing behind."""
     assert cluster.run(["pbs", *_SHAPE, "--time", "10s", "--signal", "2", "train.py"], WAIT="4") == 4
     assert (cluster.noted / "heard").read_text() == "SIGUSR1"
-    start = time.monotonic()
-    assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for every process that holds its output
-    assert time.monotonic() - start < 60
+    assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait an hour for a process that holds its output
 
 
 @pytest.mark.xdist_group("warm ranks")

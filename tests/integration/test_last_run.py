@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import numapin, script
+from tests.integration.launching import forked, numapin, script
 from tests.integration.seam import run_folder
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def last(tmp_path: Path) -> Iterator[Path]:
     """Give the folder of an active run, which has the plan of one rank. Other tests' runs are elsewhere, in /tmp."""
     with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}) as folder:
-        plan = numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="")
+        plan = forked("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="")
         Path(folder, "plan.json").write_text(plan.out)
         yield Path(folder)
 
@@ -29,12 +29,12 @@ def test_plans_of_runs(last: Path, tmp_path: Path) -> None:
     """`topo --plan` and `exec --plan` take @last, the end of a run's name, and its folder."""
     rank = ("--local-rank", "0", "--local-size", "1", "--verbose")
     for named in ("@last", last.name[-8:], str(last)):
-        done = numapin("exec", "--plan", named, *rank, "--", sys.executable, "-c", "", NUMAPIN_RUN_DIR=str(tmp_path))
+        done = forked("exec", "--plan", named, *rank, "--", sys.executable, "-c", "", NUMAPIN_RUN_DIR=str(tmp_path))
         assert f"the plan: {last}/plan.json" in done.err
-    done = numapin("topo", "--plan", "@last", NUMAPIN_RUN_DIR=str(tmp_path))
+    done = forked("topo", "--plan", "@last", NUMAPIN_RUN_DIR=str(tmp_path))
     assert done.status == 0
     assert "rank 0" in done.out
-    done = numapin("exec", "--plan", "@first", *rank, "--", "true", NUMAPIN_RUN_DIR=str(tmp_path))
+    done = forked("exec", "--plan", "@first", *rank, "--", "true", NUMAPIN_RUN_DIR=str(tmp_path))
     assert (done.status, done.err.splitlines()[0]) == (2, "numapin: error: @first is not a run")
 
 

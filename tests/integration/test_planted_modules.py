@@ -43,33 +43,14 @@ import numapin
 if __name__ == "__main__":
     print(numapin.spawn(neighbor.path))
 """
-_QUICK: Final = ("--quick", "--repeats", "1", "--timeout", "100")
 
-# Name -> command line. {prints}, {trains}, {steps}, {out}: scripts and a folder elsewhere; {pid}: a process to inspect.
+# {prints}, {trains}, {steps}, {out}: scripts and a folder elsewhere; {pid}: a process to inspect. Every benchmark
+# starts its measuring processes in the same way.
 _COMMANDS: Final = {
-    "bench loader": ("bench", "loader", *_QUICK, "--cases", "transport", "--peers", "numapin-transport",
-                     "--workers", "1", "--seconds", "0.1", "--warm-up", "0"),
-    "trace": ("trace", "--quiet", "--nproc-per-node", "1", "--skip", "1", "--steps", "1",
-              "--output", "{out}/trace", "{trains}"),
-    "compare": ("compare", "--repeats", "1", "--skip", "1", "--steps", "2", "--nproc-per-node", "1",
-                "--variants", "numapin,torchrun", "{steps}", "{out}", "0.01"),
-    # Every benchmark starts its measuring processes in the same way.
-    "bench alloc": ("bench", "alloc", *_QUICK, "--sizes", "4K", "--samples", "1", "--peers", "pageable"),
-    "run": ("run", "--quiet", "--dataloader", "numapin", "--nproc-per-node", "1", "{prints}"),
-    "run --dry-run": ("run", "--dry-run", "{prints}"),
-    "doctor": ("doctor",),
-    "topo": ("topo",),
-    "plan": ("plan", "--json"),
-    "exec": ("exec", "--local-rank", "0", "--local-size", "1", "--bind", "node", "--", sys.executable, "{prints}"),
-    "exec --plan": ("exec", "--local-rank", "0", "--local-size", "1", "--plan", "{out}/plan.json", "--", "true"),
-    "verify": ("verify", "--pid", "{pid}"),
-    "attach": ("attach", "--dry-run", "--pid", "{pid}"),
-    "top": ("top", "--once", "--pid", "{pid}"),
-    "job": ("job", "slurm", "--nodes", "2", "--gpus-per-node", "2", "train.py"),
-    "job kubernetes": ("job", "kubernetes", "--gpus-per-node", "2", "--cpus-per-task", "4", "--mem-per-node", "8G",
-                       "--container", "a/b:c", "train.py"),
-    "spawn": ("{spawns}",),
-}  # fmt: skip
+    name: words.split()
+    for line in Path(__file__).with_name("planted-commands.txt").read_text().splitlines()
+    for name, _, words in [line.partition(": ")]
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +83,7 @@ def results(folders: dict[str, Path]) -> Iterator[dict[str, Future[Done]]]:
     ):
         places = {name: str(folders["out"] / f"{name}.py") for name in ("prints", "trains", "spawns")}
         places["steps"] = str(folders["out"] / "stepping" / "train.py")
-        words = {**places, "out": str(folders["out"]), "pid": str(sleeper.pid)}
+        words = {**places, "out": str(folders["out"]), "pid": str(sleeper.pid), "python": sys.executable}
         try:
             yield {
                 name: pool.submit(

@@ -173,14 +173,21 @@ class TestFaults:
     def test_interrupt_while_starting(self, tmp_path: Path) -> None:
         """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
         with subprocess.Popen(
-            [*NUMAPIN, "run", *torchs_store(), "--nproc-per-node", "1", script(tmp_path, "")],
+            [
+                *NUMAPIN,
+                "run",
+                *torchs_store(),
+                "--nproc-per-node",
+                "1",
+                script(tmp_path, "import time; time.sleep(300)"),
+            ],
             stderr=subprocess.PIPE,
             env=environment(),
         ) as process:
             assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
             time.sleep(0.3)  # it is importing torch then, and part of that catches every exception
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=60)
         assert process.returncode == -signal.SIGINT, err.decode()
 
     def test_unresolvable_host_name(self, tmp_path: Path) -> None:

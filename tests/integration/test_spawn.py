@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
+import json
 import multiprocessing
 import pickle
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,13 +20,13 @@ from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
 from tests.integration.seam import NUM_SIZE_BYTES, Answer, Outcome, RankProcess, ended_on_error, results_of
 from tests.needs import needs_two_cpus
+from tests.recorded.screens import compare_answers
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = str(Path(__file__).parents[2])
-SECONDS = "it must be a number of seconds, 0 or more"
 
 
 @pytest.fixture(autouse=True)
@@ -117,15 +115,7 @@ class TestErrors:
             (calls.give_lambda, (), r"the result of rank 0 cannot be pickled"),
             (calls.echo, (calls.Unloadable(),), r"rank 0 could not load fn or its arguments"),
         ],
-        ids=[
-            "signal",
-            "real-time signal",
-            "os._exit",
-            "late exit",
-            "sys.exit",
-            "lambda",
-            "argument",
-        ],
+        ids=["signal", "real-time signal", "os._exit", "late exit", "sys.exit", "lambda", "argument"],
     )
     def test_told(self, fn: Callable[..., object], args: tuple[object, ...], told: str) -> None:
         """A rank that ends without a result raises a RankError that names the rank and how it ended."""
@@ -147,10 +137,8 @@ class TestErrors:
 
     def test_half_an_answer(self) -> None:
         """A rank that dies while sending its answer is reported, although a child that it forked holds the socket."""
-        start = time.monotonic()
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_answer, timeout=40, shutdown_timeout=1)
-        assert time.monotonic() - start < 40
 
     def test_a_rank_that_cannot_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If a rank cannot be started, none of its descriptors is left open."""
@@ -170,57 +158,41 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("options", "error", "told"),
         [
-            ({"bind": "nodes"}, numapin.UsageError, "--bind is 'nodes'; it must be one of none, node, socket"),
-            ({"memory": "bnd=0"}, numapin.UsageError, "memory: 'bnd' is not one of none, local"),
-            ({"memory": "bind=x"}, numapin.UsageError, "memory: 'x' is not a number"),
-            ({"reserve_cpus": "3-1"}, numapin.UsageError, "--reserve-cpus: range '3-1' runs backwards"),
-            ({"num_ranks": 0}, numapin.UsageError, "--nproc-per-node is 0"),
-            ({"gpus": "0,"}, numapin.UsageError, "--gpus: '0,' has an empty entry"),
             ({"gpus": "77"}, numapin.UsageError, "no GPU matches '77'"),
-            ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "no GPU matches '99'"),
-            (
-                {"bind": "exclusive", "num_ranks": 4096},
-                numapin.PlanError,
-                "too few exclusive cores for 4,096 ranks",
-            ),
-            ({"num_ranks": 4097}, numapin.UsageError, "at most 4096"),
-            ({"num_ranks": "1"}, numapin.UsageError, "--nproc-per-node is '1'; it must be a whole number"),
-            ({"cpus_per_rank": 1.5}, numapin.UsageError, "--cpus-per-rank is 1.5; it must be a whole number"),
             ({"gpus": [77]}, numapin.UsageError, "no GPU matches '77'"),
-            ({"bind": 0}, numapin.UsageError, "--bind is 0; it must be one of none"),
-            ({"memory": 0}, numapin.UsageError, "memory: '0' is not one of none"),
-            ({"reserve_cpus": 1.5}, numapin.UsageError, "--reserve-cpus: .* is not iterable"),
-            ({"gpu_nodes": ["0=1"]}, numapin.UsageError, "gpu_nodes is .* it must map text to whole numbers"),
+            ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "no GPU matches '99'"),
             ({"gpu_nodes": {0: 1}}, numapin.UsageError, "gpu_nodes is {0: 1}; it must map text to whole numbers"),
-            *(
-                ({name: seconds}, numapin.UsageError, f"^{name} is {seconds!r}; {SECONDS}")
-                for name, seconds in itertools.product(("timeout", "shutdown_timeout"), (-1, -math.inf, math.nan, "9"))
-            ),
-            ({"shutdown_timeout": None}, numapin.UsageError, f"^shutdown_timeout is None; {SECONDS}"),
+            ({"bind": "exclusive", "num_ranks": 4096}, numapin.PlanError, "too few exclusive cores for 4,096 ranks"),
         ],
         ids=str,
     )
-    def test_bad_options(self, options: dict[str, object], error: type[Exception], told: str) -> None:
-        """An invalid value is reported before any rank starts."""
+    def test_what_this_machine_lacks(self, options: dict[str, Any], error: type[Exception], told: str) -> None:
+        """The message has what was given."""
         with pytest.raises(error, match=told):
-            numapin.spawn(calls.kill_self, **options)  # type: ignore[arg-type]
+            numapin.spawn(calls.kill_self, **options)
+
+    def test_bad_options(self) -> None:
+        """Messages about invalid values are recorded; NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
+
+        def answer(line: str) -> str:
+            with pytest.raises(numapin.UsageError) as caught:
+                numapin.spawn(calls.kill_self, **json.loads(line))
+            return str(caught.value)
+
+        compare_answers(Path(__file__).with_name("spawn-options.txt"), answer)
 
     def test_what_cannot_be_pickled(self) -> None:
         """A lambda is refused at once, with the remedy."""
         with pytest.raises(numapin.UsageError, match=r"cannot be pickled(?s:.*)put it into a module"):
             numapin.spawn(lambda: None)
 
-    def test_a_function_of_a_notebook(self) -> None:
-        """A function defined in a notebook or at a prompt is refused with the remedy: ranks cannot import it."""
+    def test_what_ranks_cannot_import(self, tmp_path: Path) -> None:
+        """A function defined at a prompt is refused with the remedy, and so is a call while a script is imported."""
         code = "import numapin\ndef train(): pass\nnumapin.spawn(train)"
         done = call(sys.executable, "-c", code, PYTHONPATH=ROOT)
         assert "train is defined in a notebook or at a prompt" in done.err
         assert "%%writefile train.py" in done.err
-
-    def test_a_script_without_a_guard(self, tmp_path: Path) -> None:
-        """A script that calls spawn while it is being imported gets an error that asks for the guard."""
-        path = script(tmp_path, "import numapin\ndef train(): pass\nnumapin.spawn(train)\n")
-        done = call(sys.executable, path, PYTHONPATH=ROOT)
+        done = call(sys.executable, script(tmp_path, f"{code}\n"), PYTHONPATH=ROOT)
         assert done.status == 1
         assert 'put the call under: if __name__ == "__main__":' in done.err
 

@@ -12,18 +12,14 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, environment, forked
 from tests.integration.staying import STEPPING_JOB, staying_job
-from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -114,7 +110,7 @@ class TestOnce:
         assert [row.split()[0] for row in table.out.splitlines()[3:5]] == ["0", "1"]
         seen = json.loads(told.out)
         assert (seen["schema"], seen["ended"]) == ("numapin.top/1", False)
-        assert seen["interval_s"] == pytest.approx(1.0, abs=0.5)
+        assert seen["interval_s"] > 0.99
         assert seen["swap_in_pages_per_s"] >= 0
         for rank in seen["ranks"]:
             assert (rank["threads"], rank["threads_off_plan"], rank["gone"]) == (2, 0, False)
@@ -129,19 +125,9 @@ class TestOnce:
         heads, row = (line.split() for line in table.out.splitlines()[2:4])
         assert float(row[heads.index("steps/s")]) > 0
 
-    @needs_two_cpus
-    def test_job_outside_of_its_plan(self, tmp_path: Path) -> None:
-        """Threads of an unbound process are counted as off plan if the plan has fewer CPUs."""
-        with staying_job(tmp_path, sys.executable) as pid:
-            os.sched_setaffinity(pid, {CPUS[1]})  # only its main thread
-            command = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "top", "--once", "--json", "--pid", str(pid))
-            done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-        (rank,) = json.loads(done.stdout)["ranks"]
-        assert (rank["pid"], rank["threads"], rank["threads_off_plan"]) == (pid, 2, 2)
-
     def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
         """A job that ends during the sample is reported with status 0, in the JSON too."""
-        command = [*NUMAPIN, "top", "--once", "--json", "--interval", "6"]
+        command = [*NUMAPIN, "top", "--once", "--json", "--interval", "12"]
         environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             top = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.openmetrics import parser as strict
 
 from numapin import Bind, Memory, Plan
-from tests.integration.launching import NUMAPIN, environment, numapin
+from tests.integration.launching import NUMAPIN, environment, forked, numapin
 from tests.integration.seam import NodeFollower, handover, node, proc, running_folders
 from tests.integration.staying import STEPPING_JOB, staying_job
 from tests.integration.test_security_folders import VICTIM, as_user
@@ -52,7 +52,7 @@ def test_two_runs(tmp_path: Path) -> None:
         staying_job(first, "env", "LSB_JOBID=4711", *run, "2", num_ranks=2, job_script=STEPPING_JOB),
         staying_job(second, *run, "1", num_ranks=1, job_script=STEPPING_JOB),
     ):
-        done = numapin("top", "--openmetrics", "--all", "--once", "--interval", "0.3")
+        done = forked("top", "--openmetrics", "--all", "--once", "--interval", "0.3")
         (name,), (other,) = (os.listdir(folder / "runs") for folder in (first, second))  # noqa: PTH208
     assert (done.status, done.err) == (0, "")
     found = _of_runs(done.out, [name, other])
@@ -121,7 +121,7 @@ def test_a_service(tmp_path: Path) -> None:
 )
 def test_lines_that_are_refused(line: tuple[str, ...], message: str) -> None:
     """The option writes metrics of all runs, and nothing else."""
-    done = numapin("top", *line)
+    done = forked("top", *line)
     assert (done.status, message in done.err) == (2, True), done.err
 
 

@@ -11,13 +11,17 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, script
+from tests.integration.warm_ranks import client, forked_script
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("warm ranks")  # one process has torch imported
 LIMIT_S = 60
 STEPS = ("--steps", "2", "--skip", "1", "--output", "out")
 RUN = ("--nproc-per-node", "1", "--quiet")
@@ -61,7 +65,7 @@ train(100000)
         os.close(writer)
         assert wait_until((tmp_path / "out" / "report.json").exists, limit_s=LIMIT_S)
         process.terminate()
-        assert wait_until((tmp_path / "saved").exists, limit_s=10)
+        assert wait_until((tmp_path / "saved").exists, limit_s=LIMIT_S)
         with os.fdopen(reader, "rb") as file:
             shown = file.read()
         assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
@@ -70,7 +74,7 @@ train(100000)
 
 def test_a_bug_in_the_report_does_not_end_the_job(tmp_path: Path) -> None:
     """An error that we did not expect ends `trace` only after the job; it is reported once."""
-    path = script(tmp_path, TRAINS + 'train(300); mark("trained")\n')
+    path = forked_script(tmp_path, TRAINS + 'train(300); mark("trained")\n')
     code = f"""
 import sys
 import numapin.cli.trace as trace
@@ -98,16 +102,17 @@ from numapin.cli.entry import main
 sys.argv = ["numapin", "trace", *{(*STEPS, "--stop", "--", *shell)!r}]
 main()
 """
-    done = call("timeout", "-s", "KILL", "30", sys.executable, "-c", code, cwd=tmp_path)
+    done = call("timeout", "-s", "KILL", "100", sys.executable, "-c", code, cwd=tmp_path)
     pid = int((tmp_path / "here").read_text())
     assert (done.status, "the job was ended after the traced steps (--stop)" in done.err) == (0, True), done.err
-    assert wait_until(lambda: gone(pid), limit_s=10)
+    assert wait_until(lambda: gone(pid), limit_s=LIMIT_S)
 
 
 def test_a_helper_that_takes_batches_before_the_training(tmp_path: Path) -> None:
     """The rank is that of the training, though the helper's steps were traced in part; the report waits for it."""
-    helper = script(tmp_path, TORCH_QUICKLY + "for _ in torch.utils.data.DataLoader(range(4)): pass\n", "prepare.py")
-    path = script(tmp_path, TRAINS + "time.sleep(1); train(20)\n")
+    prepares = script(tmp_path, "import torch\nfor _ in torch.utils.data.DataLoader(range(4)): pass\n", "prepare.py")
+    helper = script(tmp_path, client(prepares), "starts_prepare.py")
+    path = forked_script(tmp_path, TRAINS + "time.sleep(1); train(20)\n")
     shell = ("sh", "-c", '"$0" "$1" && "$0" "$2"', sys.executable, helper, path)
     done = call(*NUMAPIN, "trace", "--steps", "3", "--skip", "1", "--output", "out", "--", *shell, cwd=tmp_path)
     assert (done.status, "is not traced" in done.err) == (0, False), done.err

@@ -51,16 +51,21 @@ class TestRunningJob:
             assert rank["applied"]["cpus"] == rank["requested"]["cpus"]
         assert json.loads(by_pid.out)["run"] == told["run"]
 
-    @needs_two_cpus
     def test_moved_thread_is_found(self, tmp_path: Path) -> None:
-        """A thread that moved outside the rank's CPUs is reported, and the status is 1."""
+        """A thread that moved outside the rank's CPUs is reported, and the status is 1; `attach` binds it again."""
         command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
         with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
             done = _verify(tmp_path)
+            bound = forked("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+            after = _verify(tmp_path)
         assert done.status == 1, done.err
         assert "rank 0: 1 thread 'python" in done.out
         assert f"' of the rank may run on CPUs {CPUS[1]}; planned: {CPUS[0]}" in done.out
         assert "numapin attach --job run-" in done.out
+        assert (bound.status, after.status) == (0, 0), bound.err
+        (rank,) = json.loads(bound.out)["ranks"]
+        assert rank["gpu_source"].startswith("the plan of run-")
+        assert rank["processes"][0]["changed"] == 1
 
     @needs_two_cpus
     def test_squeezed_ranks_are_found(self, tmp_path: Path) -> None:
@@ -190,8 +195,8 @@ class TestRun:
         report = tmp_path / "report.json"
         code = f"import os; os.sched_setaffinity(0, {{{CPUS[1]}}})\n{JOB}"
         job = (script(tmp_path, code), str(tmp_path / "ready"), str(report))
-        # four seconds after the shim, because on a busy machine the script must have begun
-        options = ("--nproc-per-node", "1", "--cpus-per-rank", "1", "--verify-after", "4", "--report", str(report))
+        # ten seconds after the shim, because on a busy machine the script must have begun
+        options = ("--nproc-per-node", "1", "--cpus-per-rank", "1", "--verify-after", "10", "--report", str(report))
         done = numapin("run", *options, *job)
         assert done.status == 0, done.err
         assert "numapin: verified: the plan does not hold" in done.err
@@ -202,7 +207,8 @@ class TestRun:
     def test_report_on_a_full_disk(self, tmp_path: Path, ends: str, status: int) -> None:
         """The job runs to its end, and the verdict is reported; the missing report is then an error, status 1."""
         done_file = tmp_path / "done"
-        code = f"import sys, time; time.sleep(1.5); open({str(done_file)!r}, 'w').close(){ends}"
+        # on a busy machine the look takes seconds
+        code = f"import sys, time; time.sleep(5); open({str(done_file)!r}, 'w').close(){ends}"
         options = ("--nproc-per-node", "1", "--quiet", "--verify-after", "0.1", "--report", "/dev/full")
         done = numapin("run", *options, script(tmp_path, code))
         assert (done.status, done_file.exists()) == (1, True), done.err

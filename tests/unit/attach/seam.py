@@ -20,7 +20,7 @@ from numapin.attach.targets import (
 )
 from numapin.base.cpu_set import CpuSet
 from numapin.launcher import run_folder
-from numapin.observe.find import RunningJob, gpu_of, gpus_of_ranks, local_rank
+from numapin.observe.find import RunningJob, gpu_of, gpus_of_ranks
 from numapin.rank import handover
 from numapin.system import proc
 from numapin.system import threads as affinity

@@ -29,7 +29,6 @@ from tests.unit.attach.seam import (
     gpu_of,
     gpus_of_ranks,
     handover,
-    local_rank,
     other_processes,
     proc,
     run_folder,
@@ -148,23 +147,6 @@ def test_own_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uid", "own", "problem"),
-    [
-        (1000, 1000, None),
-        (1001, 1000, "another user (uid 1001)"),
-        (1001, 0, "another user (uid 1001)"),
-        (None, 1000, "several users"),
-        (None, 0, "several users"),
-        (0, 0, None),
-    ],
-)
-def test_users(monkeypatch: pytest.MonkeyPatch, *, uid: int | None, own: int, problem: str | None) -> None:
-    """A process is this user's if its real and effective users are; root has no right to others'."""
-    monkeypatch.setattr(os, "geteuid", lambda: own)
-    assert why_untouchable(uid) == problem
-
-
-@pytest.mark.parametrize(
     ("mounts", "cgroup", "file", "place"),
     [(*V1, "job/step"), (*V1, "job"), (*V2, "job/step"), (*V2, "job"), (*BLANK, "of a pod/step"), (*BLANK, "of a pod")],
 )
@@ -198,8 +180,15 @@ MACHINE = grid(gpus=[0, 0, 1, 1])
 
 
 def _answer(line: str) -> str:
-    """Return the GPU of a process with these variables that computes on these GPUs, and the source."""
+    """Return the GPU of a process with these variables that computes on these GPUs, and the source.
+
+    With "ranks", return the GPUs of so many ranks, some of which were given one.
+    """
     words = dict(word.split("=", 1) for word in shlex.split(line))
+    if "ranks" in words:
+        visible = [int(index) for index in words["visible"].split(",") if index]
+        given = {int(pair[0]): int(pair[-1]) for pair in words["given"].split(",") if pair}
+        return str(gpus_of_ranks(visible, given, int(words["ranks"])))
     computing = [MACHINE.gpus[int(index)].uuid or "" for index in words.pop("computing", "").split(",") if index]
     machine = grid() if words.pop("host", "") else MACHINE
     gpu, source = gpu_of(machine, words, computing)
@@ -211,27 +200,14 @@ def test_the_gpu_of_a_process() -> None:
     compare_answers(Path(__file__).with_name("gpus.txt"), _answer)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1 ", "99999", "\x1b[31m"])
-def test_rank_that_no_launcher_writes(text: str) -> None:
-    """A LOCAL_RANK that is not a rank's number counts as none."""
-    assert local_rank({"LOCAL_RANK": text}) is None
-
-
-@pytest.mark.parametrize(
-    ("visible", "given", "num_ranks", "expected"),
-    [
-        ([0, 1], {}, 2, (0, 1)),
-        ([0, 1], {1: 0}, 2, (1, 0)),
-        ([0, 1], {0: 1, 1: 1}, 2, (1, 1)),
-        ([0, 1], {1: 0}, 4, (1, 0, 0, 1)),
-        ([0, 1], {0: 0}, 4, (0, 1, 0, 1)),
-        ([2, 3], {1: 0}, 2, (2, 0)),
-        ([0], {1: 0}, 2, (None, 0)),
-        ([], {1: 0}, 2, (None, 0)),
-    ],
-)
-def test_the_gpus_of_other_ranks(
-    visible: list[int], given: dict[int, int], num_ranks: int, expected: tuple[int | None, ...]
-) -> None:
-    """Ranks that are not bound are taken to use the GPUs of their turns, but not one that another rank was given."""
-    assert gpus_of_ranks(visible, given, num_ranks) == expected
+def test_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is this user's if its real and effective users are; root has no right to others'."""
+    for own, uid, problem in (
+        (1000, 1000, None),
+        (1000, 1001, "another user (uid 1001)"),
+        (0, 1001, "another user (uid 1001)"),
+        (0, None, "several users"),
+        (0, 0, None),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda own=own: own)
+        assert why_untouchable(uid) == problem

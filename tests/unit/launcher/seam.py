@@ -5,13 +5,13 @@ from __future__ import annotations
 from numapin import launch
 from numapin.cli.run import OPTIONS
 from numapin.cli.torchrun_command import TorchrunCommand
-from numapin.launcher import hosts, run_folder, store, store_server
+from numapin.launcher import hosts, ranks, run_folder, store, store_server
 from numapin.launcher.connection import Connection, PeerRefused
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts, why_known
 from numapin.launcher.logs import Logs, RankOutput
 from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
-from numapin.launcher.ranks import StartedRank, StopSignal, notes_of
+from numapin.launcher.ranks import Alarm, StartedRank, StopSignal, notes_of
 from numapin.launcher.rehearse import require_gpus
 from numapin.launcher.store import MAGIC, REQUESTS, RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import LOOPBACK, listen, serving, torch_folder, why_not_served

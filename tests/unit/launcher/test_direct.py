@@ -1,4 +1,4 @@
-"""The start of a rank that the kernel refuses."""
+"""Starts and ends of ranks, and a signal that comes twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from numapin import Request, make_plan
 from numapin.errors import NumapinError, Stopped
 from tests.pictures import golden_machine
-from tests.unit.launcher.seam import HostPlace, LastLook, RankOutput, StartedRank, launch, notes_of, parse
+from tests.unit.launcher.seam import Alarm, HostPlace, LastLook, RankOutput, StartedRank, launch, notes_of, parse, ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,19 +31,36 @@ def test_a_rank_that_cannot_be_started(argument: str) -> None:
 def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     """Neither the account nor the message of a stopped job says that the rank has ended."""
     plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request(num_ranks=2))
-    ranks: Any = [StartedRank(number, SimpleNamespace(pid=40 + number)) for number in range(2)]  # type: ignore[arg-type]
-    ranks[0].status, ranks[1].asked_s = 3, 100.0
+    started: Any = [StartedRank(number, SimpleNamespace(pid=40 + number)) for number in range(2)]  # type: ignore[arg-type]
+    started[0].status, started[1].asked_s = 3, 100.0
     files = [RankOutput(str(tmp_path / f"error-{number}.json")) for number in range(2)]
     failed = launch.RoundFailed(frozenset({1}), LastLook({41: "stack"}, None, None))
     job = parse(["train.py"], {}, {}, python="python3", prog="numapin run")
     place = HostPlace(0, 1, 2, 4, 8, 4, 8, "127.0.0.1", 1, "job")
-    first, rank = launch.account(job, plan, place, ranks, files, failed=failed, kills_before=None).failure.ranks
+    first, rank = launch.account(job, plan, place, started, files, failed=failed, kills_before=None).failure.ranks
     assert (first.rank, first.end, first.gpu, first.node) == (4, "exit status 3", 0, plan.ranks[0].node)
     assert (rank.rank, rank.state, rank.end, rank.stack) == (5, "left", "still there after SIGKILL", "stack")
     error = RuntimeError()
     assert notes_of(error) == ""
     error.add_note("rank 3 (pid 41): still there")
     assert Stopped(signal.SIGTERM, notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
+
+
+@pytest.mark.parametrize("is_heard", [False, True], ids=["of this host", "heard from another"])
+def test_one_press_of_ctrl_c(monkeypatch: pytest.MonkeyPatch, *, is_heard: bool) -> None:
+    """It may arrive twice, from a terminal and from `timeout` or another host; half a second later it is a new one."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr(ranks, "time", clock)
+    with Alarm({signal.SIGINT}) as alarm:
+        if is_heard:
+            alarm.stop(signal.SIGINT)
+        else:
+            signal.raise_signal(signal.SIGINT)
+            assert alarm.take_signal() == signal.SIGINT
+        for now_s, is_urgent in ((100.4, False), (100.6, True)):
+            clock.monotonic = lambda now_s=now_s: now_s
+            signal.raise_signal(signal.SIGINT)
+            assert alarm.is_urgent() == is_urgent
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])

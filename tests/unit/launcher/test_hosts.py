@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # torch ma
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from numapin.errors import Stopped, UsageError
-from tests.unit.launcher.seam import HostPlace, NotMet, SeveralHosts, StopSignal, hosts, parse, why_known
+from tests.unit.launcher.seam import HostPlace, NotMet, SeveralHosts, StopSignal, hosts, parse
 
 
 class Waiting:
@@ -188,28 +188,3 @@ def test_numbers_of_ranks() -> None:
         assert (place.group_rank, place.num_hosts, place.address, place.port) == (number, 3, "10.0.0.1", 29500)
         found.append([place.first_rank, place.world_size, place.first_role_rank, place.role_size])
     assert found == [[0, 10, 0, 8], [4, 10, 0, 2], [6, 10, 4, 8]]
-
-
-# --- the rendezvous id: whether others can know it ---
-
-RANDOM = ("7f3a9c04e1b2d856", "9f86d081884c7d659a2feaa0c55ad015", "3f0e2a4c-9d1b-4c57-8a66-0b1f5e7d9c20")
-TOKENS = ("dGhpcyBpcyBhIHNlY3JldCE", "Xk-9_vQzR2mLwTbYc4uJhA")
-GUESSED = ("none", "pair", "my-training-run-1", "train-7b-2026-11-22-final", "20261122-135500-1234", "0" * 32)
-SEEN = "ps shows --rdzv-id to every user of this host"
-
-
-@pytest.mark.parametrize(
-    ("words", "variable", "reason"),
-    [
-        *(pytest.param((), one, None, id=f"a random id in the environment: {one}") for one in (*RANDOM, *TOKENS)),
-        *(pytest.param((), one, f"the rendezvous id {one!r} is easy to guess", id=f"a name: {one}") for one in GUESSED),
-        pytest.param((), None, "the rendezvous id 'none' is easy to guess", id="torch's default"),
-        pytest.param(("--rdzv-id", RANDOM[0]), None, SEEN, id="a typed id"),
-        pytest.param(("--rdzv_id", RANDOM[0]), RANDOM[0], SEEN, id="a typed id that is in the environment, too"),
-    ],
-)
-def test_who_knows_the_id(words: tuple[str, ...], variable: str | None, reason: str | None) -> None:
-    """Ids that openssl, uuidgen and Python's secrets make are secrets if they are in PET_RDZV_ID; names are not."""
-    variables = {} if variable is None else {"PET_RDZV_ID": variable}
-    job = parse(["--nnodes", "2", *words, __file__], {}, variables, python="python", prog="numapin run")
-    assert why_known(job.rdzv_id, is_typed=job.is_id_typed) == reason

@@ -14,7 +14,8 @@ from torch.distributed.run import get_args_parser
 
 from numapin.errors import UsageError
 from tests.needs import TORCH_VERSION
-from tests.unit.launcher.seam import OPTIONS, TORCHRUN_OPTIONS, Job, TorchrunCommand, parse
+from tests.recorded.screens import compare_answers
+from tests.unit.launcher.seam import OPTIONS, TORCHRUN_OPTIONS, Job, TorchrunCommand, parse, why_known
 
 if TYPE_CHECKING:
     import argparse
@@ -30,11 +31,25 @@ def read(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> 
     return parse(arguments, OWN, environ or {}, python="python3", prog="numapin run")
 
 
-def message(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
-    """Return the message about a mistake."""
-    with pytest.raises(UsageError) as caught:
-        read(arguments, environ)
-    return caught.value.message
+def _answer(line: str) -> str:
+    """Return what a command line means, after variables, or the mistake in it."""
+    variables, _, words = line.rpartition("| ")
+    try:
+        job = read(words.split(), dict(word.split("=") for word in variables.split()))
+    except UsageError as error:
+        return f"error: {error.message}\n  hint: {error.hint}"
+    typed = {name: job.options[name] for name in sorted(job.typed)}
+    hosts = "one host" if job.is_single_host else f"hosts {job.nnodes}"
+    grace = f"grace {job.shutdown_timeout_s:g} s"
+    known = (
+        f"\n  others know the id: {why_known(job.rdzv_id, is_typed=job.is_id_typed)}" if "id" in line.lower() else ""
+    )
+    return f"{job.program} on {hosts}, {grace}, ours {[*job.own]}, typed {typed}\n  {' '.join(job.command)}{known}"
+
+
+def test_lines_are_read_as_recorded() -> None:
+    """Own options, variables, jobs without a rendezvous, and mistakes; NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
+    compare_answers(Path(__file__).with_name("options.txt"), _answer)
 
 
 @pytest.fixture(scope="module")
@@ -43,33 +58,8 @@ def torchs() -> argparse.ArgumentParser:
     return get_args_parser()
 
 
-ALONE = [
-    [],
-    ["--nproc-per-node", "4"],
-    ["--nproc_per_node=gpu"],
-    ["--nproc-p", "2"],
-    ["--standalone"],
-    ["--nnodes=1:4"],
-    ["--node_rank", "1"],
-    ["--rdzv-backend", "c10d", "--rdzv_endpoint", "head:29500"],
-    ["--rdzv-id", "job7"],
-    ["--rdzv-conf", "join_timeout=600,is_host=1"],
-    ["--max-restarts", "3"],
-    ["--monitor_interval=0.5"],
-    ["--start-method", "fork"],
-    ["--role="],
-    ["--master-addr", "10.0.0.1", "--master-port=29501"],
-    ["--local-addr", "127.0.0.2"],
-    ["--numa-binding", "socket"],
-    ["-m"],
-    ["--module"],
-    ["--no_python"],
-    ["--log-dir", "logs", "-t3"],
-    ["-r", "0:3,1:2"],
-    ["--tee=1", "--local-ranks-filter", "0"],
-    ["--run-path"],
-]
-"""Options of torchrun alone; the test also tries all pairs."""
+ALONE = [line.split() for line in Path(__file__).with_name("alone.txt").read_text().splitlines()]
+"""Options of torchrun, each alone and in all pairs; the first line is empty."""
 OTHER_DEFAULTS = {"nproc_per_node", "shutdown_timeout", "master_port"}
 """Options whose default numapin decides later."""
 REST = [[], ["--lr", "0.1"], ["-m", "x", "--bind", "mine", "${local_rank}", "$$", "--nnodes=2"], ["-"]]
@@ -82,7 +72,8 @@ def test_as_torch_reads_it(torchs: argparse.ArgumentParser) -> None:
         line = [*options, SCRIPT, *REST[number % len(REST)]]
         theirs = torchs.parse_args(line)
         if theirs.no_python and theirs.module and not theirs.run_path:
-            assert message(line) == "--no-python cannot be combined with --module"
+            with pytest.raises(UsageError, match=r"^--no-python cannot be combined with --module"):
+                read(line)
             continue
         job = read(line)
         for option in TABLE:
@@ -150,71 +141,6 @@ def test_every_abbreviation_means_what_it_means_to_torchrun(torchs: argparse.Arg
 def _text(job: Job, key: str) -> str:
     option = next(option for option in TORCHRUN_OPTIONS if option.key == key)
     return next(text for text in ("1", "spawn", "node") if option.read(text) == job.options[key])
-
-
-@pytest.mark.parametrize("own", [["--bind", "exclusive"], ["--no-smt", "--memory=bind"], ["--quiet", "--report", "r"]])
-def test_own_options_are_told_apart(own: list[str]) -> None:
-    """Our options may stand anywhere before the script; those after it are the script's."""
-    words = [word for option in own for word in option.split("=")]
-    for line in ([*own, "--nnodes", "2", "s.py"], ["--nnodes", "2", *own, "s.py"]):
-        job = read(line)
-        assert (list(job.own), job.nnodes, job.program) == (words, (2, 2), "s.py")
-    assert read(["s.py", *own]).own == ()
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("--master-port 99999 s.py", "--master-port is 99999; it must be a port, below 65536"),
-        ("--rdzv-conf a s.py", "--rdzv-conf is a; it must be KEY=VALUE,..."),
-        ("--tee 9 s.py", "--tee is 9; it must be 1 (stdout), 2 (stderr), 3 (both) or 0 (neither)"),
-        ("--signals-to-handle SIGNONE s.py", "--signals-to-handle is SIGNONE; it must be names of signals"),
-        ("--numa-binding nodes s.py", "--numa-binding: 'nodes' is not one of node, socket"),
-        ("--nn 2 --rdzv- x s.py", "option --rdzv- is ambiguous"),
-        ("--standalone=1 s.py", "option --standalone takes no value"),
-        ("--quiet=1 s.py", "option --quiet takes no value"),
-        ("--role -x s.py", "option --role needs a value"),
-        ("--role", "option --role needs a value"),
-        ("--quiet", "there is no script to run"),
-        ("--print-completion bash", "--print-completion is for torchrun's command lines"),
-    ],
-)
-def test_mistakes(line: str, says: str) -> None:
-    """A mistake is told in words before anything starts."""
-    assert message(line.split()).startswith(says)
-
-
-def test_variables_of_torchrun() -> None:
-    """PET_* variables are defaults, also of flags; the command line wins."""
-    environ = {"PET_NNODES": "1:2", "PET_MAX_RESTARTS": "3", "PET_STANDALONE": "0", "PET_MODULE": "1"}
-    job = read(["--max-restarts", "1", "x"], environ)
-    assert (job.nnodes, job.max_restarts, job.standalone, job.module) == ((1, 2), 1, False, True)
-    assert {"nnodes", "max_restarts"} <= job.typed
-    assert message(["x"], {"PET_NNODES": "many"}).startswith("--nnodes is many")
-
-
-def test_the_grace_period_from_the_environment() -> None:
-    """The variable of torch counts, and the option before it."""
-    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}
-    assert read(["s.py"], environ).shutdown_timeout_s == 9
-    assert read(["--shutdown-timeout", "7", "s.py"], environ).shutdown_timeout_s == 7
-    assert message(["s.py"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}).endswith("=soon is not a number")
-
-
-@pytest.mark.parametrize(
-    ("line", "is_single"),
-    [
-        ("s.py", True),
-        ("--standalone --nnodes 2 s.py", True),
-        ("--rdzv-backend c10d --rdzv-endpoint head:1 s.py", True),
-        ("--rdzv-endpoint head:1 s.py", False),
-        ("--rdzv-backend etcd-v2 s.py", False),
-        ("--nnodes 1:2 s.py", False),
-    ],
-)
-def test_which_jobs_need_no_rendezvous(line: str, *, is_single: bool) -> None:
-    """A job on one host meets nobody; an endpoint of a static or other rendezvous may have other hosts behind it."""
-    assert read(line.split()).is_single_host == is_single
 
 
 def test_no_spelling_is_ours_and_torchs() -> None:

@@ -12,58 +12,32 @@ from pathlib import Path
 import pytest
 
 import numapin
+from tests.recorded.screens import compare_answers
 from tests.unit.rank.seam import hook_env
 
 PACKAGE = Path(numapin.__file__).parent
 FOLDER = str(PACKAGE / "rank" / "hook")
 
 
-LOADER_ON = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": FOLDER}
-TRACE_ON = {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
+def _answer(line: str) -> str:
+    """Return the variables that a choice of the loader adds to others, or what is said of a command."""
+    first, *words = line.split()
+    if first == "refusal":
+        return str(hook_env.refusal(words))
+    if first == "is_python":
+        return str(hook_env.is_python(words))
+    given = dict(word.replace("FOLDER", FOLDER).split("=") for word in words)
+    return str(hook_env.environment(first, given)).replace(FOLDER, "FOLDER")
 
 
-@pytest.mark.parametrize(
-    ("choice", "given", "added"),
-    [
-        pytest.param("numapin", {}, LOADER_ON, id="unset"),
-        pytest.param("numapin", {"PYTHONPATH": ""}, LOADER_ON, id="empty"),
-        pytest.param(
-            "numapin",
-            {"PYTHONPATH": "lib:a::b:"},
-            LOADER_ON | {"PYTHONPATH": f"{FOLDER}:lib:a::b:"},
-            id="entries, even empty ones, which mean the current folder, stay",
-        ),
-        pytest.param(
-            "numapin",
-            LOADER_ON | {"PYTHONPATH": f"{FOLDER}:a"},
-            LOADER_ON | {"PYTHONPATH": f"{FOLDER}:a"},
-            id="nested: once",
-        ),
-        pytest.param("torch", {"PYTHONPATH": "a"}, {}, id="the default sets nothing"),
-        pytest.param(
-            "torch",
-            {"NUMAPIN_DATALOADER": "numapin"},
-            {"NUMAPIN_DATALOADER": "torch"},
-            id="it switches off an outer one",
-        ),
-        # `numapin trace` and `numapin compare` are parents of `numapin run`, which leaves their variables as they are.
-        pytest.param("torch", TRACE_ON, {"NUMAPIN_TRACED": "{}"}, id="a trace stays on"),
-        pytest.param("numapin", TRACE_ON, LOADER_ON | {"NUMAPIN_TRACED": "{}"}, id="beside the loader, too"),
-    ],
-)
-def test_environment(choice: str, given: dict[str, str], added: dict[str, str]) -> None:
-    """Our folder comes first in PYTHONPATH where a part of the hook is on; all else stays."""
-    assert hook_env.environment(choice, given) == added
-    assert hook_env.steps_environment("{}", {}, variable=hook_env.TRACE_VARIABLE) == TRACE_ON
+def test_environments_and_refusals() -> None:
+    """The variables for each choice, and commands that they cannot reach, are recorded.
 
-
-def test_a_run_inside_a_traced_rank_is_not_traced() -> None:
-    """Its ranks would have the numbers of the outer ones; a trace that is started there is another one."""
-    rank = {"NUMAPIN_TRACE": "{}", "NUMAPIN_TRACED": "{}"}
-    assert hook_env.environment("torch", rank) == {"NUMAPIN_TRACE": ""}
-    assert hook_env.environment("torch", {**rank, "NUMAPIN_TRACE": ""}) == {}
-    inner = rank | hook_env.steps_environment("[]", rank, variable=hook_env.TRACE_VARIABLE)
-    assert hook_env.environment("torch", inner) == {"NUMAPIN_TRACED": "[]"}
+    NUMAPIN_UPDATE_GOLDEN=1 records them anew.
+    """
+    compare_answers(Path(__file__).with_name("hook_env.txt"), _answer)
+    added = hook_env.steps_environment("{}", {}, variable=hook_env.TRACE_VARIABLE)
+    assert added == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
 
 
 def test_the_folder_holds_nothing_else() -> None:
@@ -111,37 +85,6 @@ def _old_python(version: str) -> str:
     found = [*map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), shutil.which(f"python{version}")]
     python = next(filter(None, found), None)
     return python or pytest.skip(f"no Python {version}; type: pyenv install {version}")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "flag"),
-    [
-        ("-I train.py", "-I"),
-        ("-u -E train.py", "-E"),
-        ("-uS train.py", "-S"),
-        ("-W error -X dev -Ic pass", "-I"),
-        ("-Werror -I train.py", "-I"),
-        ("-u train.py -I", None),
-        ("-m package -E", None),
-        ("-cprint('ISE') -I", None),
-        ("-W I -X E train.py", None),
-        ("--check-hash-based-pycs=always -s train.py", None),
-        ("- -I", None),
-        ("", None),
-    ],
-)
-def test_refusal_reads_the_interpreters_own_options(arguments: str, flag: str | None) -> None:
-    """-I, -E and -S keep the hook out as Python's options; after the script, -c or -m they belong to the program."""
-    reason = hook_env.refusal(["/usr/bin/python3.11", *arguments.split()])
-    assert (reason is None) == (flag is None)
-    assert flag is None or f"/usr/bin/python3.11 {flag} " in str(reason)
-
-
-def test_other_programs_are_not_refused() -> None:
-    """A profiler or a shell may start Python, so its options are not read."""
-    assert hook_env.refusal(["nsys", "-I", "python", "train.py"]) is None
-    assert not hook_env.is_python(["nsys"])
-    assert hook_env.is_python(["/opt/conda/bin/python3.12"])
 
 
 # --- which imports of torch's modules the hook finds; torch is a stand-in of modules that are nearly empty ---
