@@ -17,4 +17,3 @@ except metadata.PackageNotFoundError:
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="no accelerate; type: pip install .[dev]")
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="no ray; type: pip install ray")
