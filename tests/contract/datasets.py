@@ -1,7 +1,4 @@
-"""Datasets, samplers and functions for workers, at module level so that spawned workers can import them.
-
-Input: sizes and delays. Output: rows of 16 KiB, which is more than a loader may leave in its messages.
-"""
+"""Datasets, samplers and functions for workers; rows of 16 KiB are more than a loader may leave in its messages."""
 
 from __future__ import annotations
 

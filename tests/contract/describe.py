@@ -1,8 +1,4 @@
-"""Batches as plain data for comparison: everything that a user can see, and which tensors share memory.
-
-Input: any batch. Output: `Described`. A description holds no tensor, so it keeps no slot in use, and does not
-change when the batch is edited.
-"""
+"""Batches as plain data for comparison, without tensors, so that a description keeps no slot and does not change."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A program that uses a loader, for tests of how such a program ends.
-
-Usage: python -m tests.contract.rank LOADER SCENE METHOD. Input: the loader's class as module:class, the scene, and the
-start method of the workers. Output: "ready" on stdout once batches arrive, then the output of the scene.
-"""
+"""A program whose end is tested: python -m tests.contract.rank LOADER SCENE METHOD prints "ready" once batches come."""
 
 from __future__ import annotations
 

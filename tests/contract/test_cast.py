@@ -116,13 +116,6 @@ def test_large_batches_are_cast_while_they_are_stacked(own_class: Any) -> None:
         assert torch.equal(batch["x"][1].view(torch.int16), expected.view(torch.int16))
 
 
-def test_a_mapping_leaves_other_types_alone(own_class: Any) -> None:
-    """Labels that are Python floats stay float64, if only float32 is cast."""
-    batch = next(iter(own_class(Values(), 2, num_workers=1, cast={torch.float32: torch.float16})))
-    assert (batch["x"].dtype, batch["y"].dtype, batch["n"].dtype) == (torch.float16, torch.float64, torch.int64)
-    assert torch.equal(batch["y"], torch.tensor([0, 1 / 3], dtype=torch.float64))
-
-
 def test_a_mapping_with_a_target_that_is_a_source(own_class: Any) -> None:
     """Each tensor is cast once: float64 to float32, although float32 itself becomes bfloat16."""
     casts = {torch.float64: torch.float32, torch.float32: BF16}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 import numapin
 from tests.contract.datasets import Raise, Stream, kill_worker, row
@@ -90,6 +90,7 @@ def fail_to_start(worker: int) -> None:
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "shuffled": (Items(), {"shuffle": True, "batch_size": 2}),
+    "distributed": (Items(), {"sampler": DistributedSampler(range(14), 2, 1, seed=3), "num_workers": 1}),  # type: ignore[arg-type]
     "every third state": (Items(), {"batch_size": 1, "snapshot_every_n_steps": 3}),
     "persistent": (Items(), {"shuffle": True, "batch_size": 3, "persistent_workers": True}),
     "iterable with a state, persistent": (Counting(), {"batch_size": 2, "persistent_workers": True}),
@@ -141,9 +142,10 @@ def test_takes_the_path() -> None:
     assert not any(state["large"].is_shared() for state in states)
 
 
-def test_spawned_workers() -> None:
+@pytest.mark.xdist_group("fork server")
+def test_workers_that_are_not_forked() -> None:
     """Our queue reaches workers that are not forked."""
-    loader = Ours(Counting(4), batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    loader = Ours(Counting(4), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
     assert [describe(batch) for batch in loader] == [
         describe(batch) for batch in TORCHDATA(Counting(4), batch_size=2, num_workers=1)
     ]
@@ -187,18 +189,6 @@ def test_after_an_error_the_rest_comes() -> None:
         return [*found, describe(loader.state_dict())]
 
     assert seen(Ours) == seen(TORCHDATA)
-
-
-def test_after_a_batch_that_cannot_be_opened_the_rest_comes() -> None:
-    """The error is that batch's only; its place is in the sequence."""
-    fails = Raise(ValueError, ("not to be opened",))
-    loader = Ours(Items(bad=5, act=lambda: Reduced(lambda: (fails, ()))), num_workers=2, batch_size=None)
-    iterator = iter(loader)
-    assert [next(iterator)["index"] for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="not to be opened"):
-        next(iterator)
-    assert iterator._tasks_outstanding + len(iterator._task_info) >= 4  # its worker got another task
-    assert [batch["index"] for batch in iterator] == list(range(6, 14))
 
 
 def test_an_abandoned_epoch_ends_its_workers() -> None:

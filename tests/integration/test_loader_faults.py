@@ -117,7 +117,7 @@ def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
 
 
 def test_the_default_time_out_of_sockets_is_not_ours() -> None:
-    """The loader ignores the default time-out of sockets, which a program may set for itself."""
+    """A program may set one for itself."""
     socket.setdefaulttimeout(0.01)
     try:
         assert firsts(numapin.DataLoader(NUMBERS, 4, num_workers=1)) == list(range(0, ROWS, 4))

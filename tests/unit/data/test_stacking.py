@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
@@ -190,12 +189,6 @@ class TestStacking:
         assert torch.equal(stack(zeros, 2), torch.stack([*samples, torch.zeros(SAMPLE)]))
         with pytest.raises(RuntimeError, match="grad"):
             stack([*samples, torch.randn(SAMPLE, requires_grad=True)], 1)
-
-    def test_no_thread_can_be_started(self, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The calling thread then stacks all samples."""
-        monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse_thread)
-        samples = [torch.randn(SAMPLE) for _ in range(7)]
-        assert torch.equal(stack(samples, 4), torch.stack(samples))
 
     def test_work_that_got_no_thread_is_not_done_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its rows are written by the calling thread, and by no other once the batch may have been sent."""
