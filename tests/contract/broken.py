@@ -110,14 +110,3 @@ def draws_twice(loader: Any) -> None:
 def leaves_pipes(_loader: Any) -> None:
     """Open a pipe for each iterator and never close it."""
     os.pipe()
-
-
-class StartsAnew(DataLoader[Any]):
-    """Start new workers for each epoch, even if they should persist, and keep all of them."""
-
-    iterators: tuple[Any, ...] = ()
-
-    def __iter__(self) -> Any:
-        """Return a new iterator."""
-        StartsAnew.iterators = (*StartsAnew.iterators[-1:], self._get_iterator())
-        return self.iterators[-1]

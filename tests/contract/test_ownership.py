@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -206,22 +205,3 @@ def test_a_batch_sent_on_to_another_process(loader_class: LoaderClass) -> None:
     tasks.put(None)
     tasks.put(None)
     process.join()
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12: forks beside threads
-def test_a_fork_by_the_user(loader_class: LoaderClass) -> None:
-    """A child of the rank that drops its copies of batches, and collects garbage, frees no memory of the rank."""
-    loader = loader_class(DATASET, batch_size=4, num_workers=2)
-    held: dict[int, Any] = {}
-    for number, batch in through_slots(loader):
-        held[number] = batch["x"]
-        if len(held) == 12:
-            child = os.fork()
-            if child == 0:
-                right = all(torch.equal(tensor, expected(key)) for key, tensor in held.items())
-                held.clear()
-                del batch
-                settle()
-                os._exit(0 if right else 1)
-            assert os.waitpid(child, 0)[1] == 0
-    assert all(torch.equal(tensor, expected(number)) for number, tensor in held.items())

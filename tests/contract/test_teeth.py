@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.contract import broken, test_errors, test_lifetime, test_ownership, test_rng, test_surface
+from tests.contract import broken, test_errors, test_lifetime, test_ownership, test_rng
 from tests.contract.describe import assert_same, name_of
 from tests.contract.zoo import of_each_kind
 
@@ -22,8 +22,6 @@ CAUGHT: list[tuple[LoaderClass, Callable[..., object], tuple[Any, ...]]] = [
     (broken.swallows, test_errors.test_errors_in_the_dataset, ("ValueError", 2)),
     (broken.reuses, test_ownership.test_a_list_of_batches_edited_in_place, ()),
     (broken.leaves_pipes, test_lifetime.test_forgotten, (2, False)),
-    (broken.StartsAnew, test_lifetime.test_forgotten, (2, False)),
-    (broken.StartsAnew, test_surface.test_a_persistent_iterator_is_one, ()),
 ]
 KINDS_CAUGHT: dict[LoaderClass, set[str]] = {
     broken.makes_lists: {"tuple", "named-tuple", "typed-tuple"},

@@ -216,4 +216,4 @@ def test_poison_overwrites_the_rest(own_class: LoaderClass, monkeypatch: pytest.
     assert first_byte.value != 0xA5
     del last_but_one
     next(iterator)  # and the workers have nothing left to write
-    assert wait_until(lambda: iterator._lane.reclaim() or first_byte.value == 0xA5, limit_s=10)
+    assert wait_until(lambda: iterator._lane.reclaim() or first_byte.value == 0xA5, limit_s=60)

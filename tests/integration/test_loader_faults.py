@@ -100,10 +100,9 @@ def test_a_start_that_fails_leaks_nothing() -> None:
     assert firsts(loader) == list(range(0, ROWS, 4))
 
 
-@pytest.mark.parametrize("budget", [None, 0], ids=["slots", "no slots"])
-def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
+def test_an_epoch_leaves_no_descriptors() -> None:
     """Descriptors are closed at the end of an epoch, without the garbage collector."""
-    loader = numapin.DataLoader(NUMBERS, 4, num_workers=1, pinned_budget=budget)
+    loader = numapin.DataLoader(NUMBERS, 4, num_workers=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
     gc.collect()
     gc.disable()

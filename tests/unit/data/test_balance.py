@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -30,7 +30,6 @@ class Simulation:
     prefetch: int = 2
     spread: float = 0.0
     now_s: float = 0.0
-    num_made: list[int] = field(default_factory=list)
     most_waiting: int = 0
 
     def __post_init__(self) -> None:
@@ -38,7 +37,6 @@ class Simulation:
         self._chance = random.Random(1)  # noqa: S311 - a simulation
         self._queues: list[list[int]] = [[] for _ in self.task_s]
         self._running: list[tuple[float, int, int]] = []  # end, worker, task
-        self.num_made = [0] * len(self.task_s)
 
     def share_of_full_speed(
         self, choose: Callable[[], int], balance: Balance | None, *, num_tasks: int = 2000
@@ -58,7 +56,6 @@ class Simulation:
         while taken < num_tasks:
             self.now_s, worker, task = heapq.heappop(self._running)
             self._queues[worker].remove(task)
-            self.num_made[worker] += 1
             there.add(task)
             self.most_waiting = max(self.most_waiting, len(there))
             if balance is not None:

@@ -79,8 +79,7 @@ class TestReceive:
 
     def test_it_wakes_up_for_a_late_message(self, channel: Channel) -> None:
         """Without a timeout it waits for a message."""
-        late = threading.Timer(0.1, channel.send, [b"late"])
-        late.start()
+        threading.Timer(0.1, channel.send, [b"late"]).start()
         assert channel.receive(None) == b"late"
 
     def test_it_waits_on_where_no_writer_is_left(self) -> None:

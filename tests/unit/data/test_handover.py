@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
-import resource
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,31 +89,6 @@ def test_what_was_never_taken_is_closed() -> None:
 def test_what_was_not_sent_is_an_error(handover: Handover) -> None:
     """The reader never waits: a descriptor is sent before the message that mentions it."""
     with pytest.raises(BlockingIOError):
-        handover.take(1)
-
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """Let this process open no more files."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_too_many_open_files_lose_one_descriptor_and_no_other(handover: Handover) -> None:
-    """The kernel drops a descriptor for which the receiver has no number; later ones arrive."""
-    send(handover, 1, b"lost")
-    with no_more_files(), pytest.raises(OSError, match="ulimit -n") as caught:
-        handover.take(1)
-    assert caught.value.errno == errno.EMFILE
-    send(handover, 2, b"there")
-    assert received(handover, 2) == b"there"
-    with pytest.raises(BlockingIOError):  # it is forgotten, and not kept for the next of this number
         handover.take(1)
 
 
