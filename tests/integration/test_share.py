@@ -291,9 +291,9 @@ class Rows(torch.utils.data.Dataset):
         return self.rows[index] + self.samples[index][1], inside
 if __name__ == "__main__":
     rows = numapin.share(torch.arange(800).view(8, 100))
-    for kind in (torch.utils.data.DataLoader, numapin.DataLoader):
+    for kind in (numapin.DataLoader, torch.utils.data.DataLoader):
         loader = kind(Rows(numapin.share(load), rows[:, 3]), batch_size=4, num_workers=1,
-                      multiprocessing_context="spawn")
+                      multiprocessing_context="forkserver")
         values, inside = zip(*loader)
         show(values=torch.cat(values).tolist(), inside=torch.cat(inside).tolist())
 """

@@ -500,7 +500,7 @@ class TestPin:
             pinned.pin([Broken()])
 
 
-def test_any_cpu_tensor() -> None:
+def test_where_any_cpu_tensor_is() -> None:
     """It works for torch's own memory, of views as a whole; pages that were never touched are on no node."""
     tensor = pinned.empty((4, PAGE), torch.uint8)
     assert pinned.where(tensor[1]) == pinned.where(tensor) == {0: 4}
@@ -520,13 +520,13 @@ def test_any_cpu_tensor() -> None:
     ("tensor", "seen"),
     [(torch.empty(1, device="meta"), "device is meta"), (torch.eye(2).to_sparse(), "torch.sparse_coo")],
 )
-def test_other_tensors(tensor: torch.Tensor, seen: str) -> None:
+def test_where_refuses_other_tensors(tensor: torch.Tensor, seen: str) -> None:
     """The message says what was passed instead."""
     with pytest.raises(UsageError, match=seen):
         pinned.where(tensor)
 
 
-def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_under_a_kernel_that_does_not_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Docker's profile it is an error with the remedy."""
     monkeypatch.setattr(pinned, "find_pages", lambda *_args: None)
     with pytest.raises(MachineError, match="does not report the nodes of this tensor's 4 bytes") as caught:
@@ -589,7 +589,7 @@ V1 = {
     ],
     ids=[*("host", "node", "cgroup 2", "cgroup 1", "no limit", "over the limit", "the tightest", "none")],
 )
-def test_bounds(tmp_path: Path, files: dict[str, str], gib: int | None, why: str) -> None:
+def test_the_budget_has_bounds(tmp_path: Path, files: dict[str, str], gib: int | None, why: str) -> None:
     """The tightest bound counts, at any level of the hierarchy, and is named; an unknown figure is no bound."""
     found = pinned.budget(num_ranks=1, root=write(tmp_path, files))
     assert found.limit_bytes == (None if gib is None else gib * GIB)
@@ -597,7 +597,7 @@ def test_bounds(tmp_path: Path, files: dict[str, str], gib: int | None, why: str
     assert why in found.reason
 
 
-def test_ranks_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of ranks is the argument, else the launcher's."""
     root = write(tmp_path, host(available=80))
     assert pinned.budget(num_ranks=8, root=root).limit_bytes == 5 * GIB
@@ -611,7 +611,7 @@ def test_ranks_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pinned.budget(root=root).limit_bytes == 40 * GIB
 
 
-def test_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_reports_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our bytes and torch's are separate; None if this torch does not report them. Asking makes no context."""
     monkeypatch.setattr(torch.cuda, "current_device", None)
     limit_bytes = pinned.budget(num_ranks=1).limit_bytes  # of this machine

@@ -277,6 +277,20 @@ class TestClosing:
         assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
         assert pool_module._orphans.keys() <= self.others
 
+    def test_a_batch_that_outlives_the_pool_keeps_no_other_slot(self, loop: Loopback) -> None:
+        """Neither a free one nor one that a worker has: the batch refers to the pool."""
+        batches = [lent(loop, BATCH) for _ in range(3)]
+        batch = batches.pop()
+        batches.clear()
+        loop.pool.reclaim()
+        loop.pool.grant(0)
+        gc.collect()
+        before = num_mapped()
+        loop.pool.close()
+        gc.collect()
+        assert num_mapped() == before - 2
+        assert torch.equal(batch, BATCH)
+
     def test_an_interrupted_close_loses_no_batch(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C while free slots are unpinned: the memory of a batch that is in use goes with its last reference."""
 

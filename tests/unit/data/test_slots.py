@@ -105,7 +105,7 @@ def refuse(code: int) -> Callable[..., Any]:
     return refuse
 
 
-def test_it_is_placed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_is_placed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy is set on the whole slot while it has no page; a refusal is reported once."""
     seen: list[tuple[int, CpuSet, CpuSet]] = []
 
@@ -131,7 +131,7 @@ def test_it_is_placed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kernel", ["this", "older"])
-def test_its_size_is_fixed(rank: Rank, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+def test_the_size_of_a_slot_is_fixed(rank: Rank, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     """Otherwise whoever reads the rest of it would end by SIGBUS. Since Linux 6.3 it cannot be made executable."""
     own, asked = os.memfd_create, []
 
@@ -237,7 +237,9 @@ def test_those_that_are_too_small_do_not_pile_up(rank: Rank) -> None:
     [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)],
     ids=["a view", "a tensor"],
 )
-def test_it_is_not_written_again(rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool) -> None:
+def test_a_slot_that_is_referred_to_is_not_written_again(
+    rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool
+) -> None:
     """The rank is told, and the worker uses another until the reference is gone, even if it made the slot."""
     if is_granted:
         rank.grant(5)

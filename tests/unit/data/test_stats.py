@@ -75,7 +75,7 @@ def test_arrivals() -> None:
     }
 
 
-def test_waits(path: DataPath) -> None:
+def test_stats_of_waits(path: DataPath) -> None:
     """The mean is over all batches, the share over the steps between them; unknown ones are None."""
     assert path.stats() == replace(IDLE, placement="a test")
     path.counts.note_step(waited_s=30.0, stepped_s=None)
@@ -87,7 +87,7 @@ def test_waits(path: DataPath) -> None:
     assert (after.batches, after.wait_s_per_batch, after.wait_share) == (4, 9.0, 0.25)
 
 
-def test_slots_are_counted(path: DataPath) -> None:
+def test_stats_of_slots(path: DataPath) -> None:
     """They are counted while they exist; nothing is pinned without a GPU."""
     lane = path.lane(DataLoader(range(8), num_workers=2), pins=False)  # type: ignore[arg-type]
     assert lane.pool is not None
