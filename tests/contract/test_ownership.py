@@ -115,8 +115,8 @@ KEPT: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tenso
 }
 
 
-def hold(loader_class: LoaderClass) -> dict[str, list[tuple[int, Any]]]:
-    """Keep each fourth batch of an epoch in one of the ways, and drop the others, whose slots are used again."""
+def test_whatever_keeps_a_batch(loader_class: LoaderClass) -> None:
+    """A batch lives as long as anything refers to its memory; all others are dropped while the epoch continues."""
     dataset = Rows(4 * 4 * 4 * len(KEPT), delay_s=0.0002)
     held: dict[str, list[tuple[int, Any]]] = {way: [] for way in KEPT}
     for number, batch in through_slots(loader_class(dataset, batch_size=4, num_workers=2)):
@@ -125,22 +125,10 @@ def hold(loader_class: LoaderClass) -> dict[str, list[tuple[int, Any]]]:
             held[way].append((number, KEPT[way][0](batch["x"])))
         del batch
     settle()
-    return held
-
-
-def check(held: dict[str, list[tuple[int, Any]]], way: str) -> None:
-    """Fail unless the batches that are kept in this way are what they were."""
-    keep, values = KEPT[way]
-    assert len(held[way]) >= 3
-    for number, kept in held[way]:
-        assert torch.equal(values(kept), values(keep(expected(number)))), (way, number)
-
-
-def test_whatever_keeps_a_batch(loader_class: LoaderClass) -> None:
-    """A batch lives as long as anything refers to its memory; all others are dropped while the epoch continues."""
-    held = hold(loader_class)
-    for way in KEPT:
-        check(held, way)
+    for way, (keep, values) in KEPT.items():
+        assert len(held[way]) >= 3
+        for number, kept in held[way]:
+            assert torch.equal(values(kept), values(keep(expected(number)))), (way, number)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contract.datasets import Made
-from tests.contract.describe import Described, assert_same
+from tests.contract.describe import assert_same
 from tests.contract.seam import Miss
 from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, reused, watch
 from tests.contract.zoo import KINDS, ROUNDS, TORCHS_WAY, from_zoo, of_each_kind
@@ -19,15 +19,16 @@ pytestmark = [
 ]
 
 
-def test_a_batch_of_each_kind(loader_class: LoaderClass, torchs: dict[str, list[Described]]) -> None:
+def test_a_batch_of_each_kind(loader_class: LoaderClass) -> None:
     """Values, dtypes, strides, classes, identity and sharing of storages equal torch's for each batch.
 
     They travel in slots that are used again, but for those that only torch can send.
     """
+    theirs, _ = of_each_kind(TORCH)
     ours, loader = of_each_kind(loader_class)
     for kind in KINDS:
-        for mine, theirs in zip(ours[kind], torchs[kind], strict=True):
-            assert_same(mine, theirs, kind)
+        for mine, torchs in zip(ours[kind], theirs[kind], strict=True):
+            assert_same(mine, torchs, kind)
     if (found := reused(loader)) is None:
         return
     assert found > ROUNDS * len(KINDS) // 2

@@ -323,10 +323,8 @@ def from_zoo(indices: list[int]) -> Any:
     return ALL[KINDS[indices[0] % len(KINDS)]](indices[0])
 
 
-def of_each_kind(
-    loader_class: LoaderClass, num_rounds: int = ROUNDS
-) -> tuple[dict[str, list[Described]], DataLoader[Any]]:
+def of_each_kind(loader_class: LoaderClass) -> tuple[dict[str, list[Described]], DataLoader[Any]]:
     """Return the descriptions of a loader's batches by kind, and the loader, which has delivered them all."""
-    loader = loader_class(Made(size=num_rounds * len(KINDS), pause_s=0.001), collate_fn=from_zoo, num_workers=1)
+    loader = loader_class(Made(size=ROUNDS * len(KINDS), pause_s=0.001), collate_fn=from_zoo, num_workers=1)
     batches = [describe(batch) for batch in loader]
     return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}, loader
