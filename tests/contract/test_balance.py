@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
 
 import numapin
 from numapin.errors import UsageError
-from tests.contract.datasets import At, CountingSampler, Raise, Rows, Stream, kill_worker
+from tests.contract.datasets import At, CountingSampler, Made, Raise, Rows, Stream, kill_worker
 from tests.contract.describe import Described
 from tests.contract.seam import Balance
 from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
@@ -28,17 +28,13 @@ UNEVEN: Final = Rows(delay_s=0.001)
 SIZE: Final = 60
 
 
-class WorkerIds(Dataset[Any]):
-    """The index, and the worker that made the item."""
+def worker_of(index: int) -> tuple[int, int]:
+    """Return the index, and the worker that makes the item."""
+    info: Any = get_worker_info()
+    return index, info.id
 
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return SIZE
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        """Return an item."""
-        info: Any = get_worker_info()
-        return index, info.id
+WORKERS: Final = Made(worker_of, SIZE)
 
 
 def workers_of(loader: DataLoader[Any]) -> list[int]:
@@ -64,7 +60,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_chosen_worker_gets_the_task(chosen: list[int]) -> None:
     """Batches are in order whoever makes them, also after an epoch that ends early, which leaves no task behind."""
-    loader = BALANCED(WorkerIds(), num_workers=3, persistent_workers=True)
+    loader = BALANCED(WORKERS, num_workers=3, persistent_workers=True)
     iterator: Any = iter(loader)
     for _ in range(20):
         next(iterator)
@@ -79,14 +75,14 @@ def test_the_chosen_worker_gets_the_task(chosen: list[int]) -> None:
 
 def test_copies_of_the_loader_keep_it(chosen: list[int]) -> None:
     """A loader that a framework makes from torch's arguments balances too."""
-    loader = BALANCED(WorkerIds(), num_workers=3)
+    loader = BALANCED(WORKERS, num_workers=3)
     copy = DataLoader(loader.dataset, num_workers=3, pin_memory_device=loader.pin_memory_device)
     assert workers_of(copy) == chosen[:SIZE]
 
 
 def test_off_by_default(chosen: list[int]) -> None:
     """Without `balance`, task n goes to worker n mod W, as in torch."""
-    loader: Any = numapin.DataLoader(WorkerIds(), num_workers=3)
+    loader: Any = numapin.DataLoader(WORKERS, num_workers=3)
     assert workers_of(loader) == [0, 1, 2] * (SIZE // 3)
     assert (loader.balance, chosen) == (False, [])
 
@@ -132,7 +128,7 @@ def test_a_worker_that_dies() -> None:
 def test_as_many_batches_ahead_as_torch() -> None:
     """A slow worker does not let others run farther ahead: memory stays bounded as in torch."""
     sampler = CountingSampler(SIZE)
-    loader = BALANCED(WorkerIds(), sampler=sampler, num_workers=3)
+    loader = BALANCED(WORKERS, sampler=sampler, num_workers=3)
     assert all(sampler.drawn <= 6 + taken for taken, _ in enumerate(loader, start=1))
 
 
@@ -154,7 +150,7 @@ def test_an_iterable_dataset_is_left_alone(capfd: pytest.CaptureFixture[str]) ->
 
 def test_in_any_order_is_left_alone(chosen: list[int]) -> None:
     """With in_order=False torch itself passes over busy workers: each sample comes once."""
-    loader = BALANCED(WorkerIds(), num_workers=3, in_order=False)
+    loader = BALANCED(WORKERS, num_workers=3, in_order=False)
     assert sorted(int(index) for index, _ in loader) == list(range(SIZE))
     assert (chosen, loader.stats().notes) == ([], ())
 

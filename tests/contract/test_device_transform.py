@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 import numapin
 from numapin.errors import UsageError
+from tests.contract.datasets import Made
 from tests.contract.watching import TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
@@ -19,16 +19,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # t
 NUM_BATCHES = 8
 
 
-class Pairs(Dataset[Any]):
-    """Sample i: a thousand times i, and i."""
+def pair(index: int) -> tuple[torch.Tensor, int]:
+    """Return sample `index`: a thousand times the index, and the index."""
+    return torch.full((1000,), index), index
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return 2 * NUM_BATCHES
 
-    def __getitem__(self, index: int) -> Any:
-        """Return a sample."""
-        return torch.full((1000,), index), index
+PAIRS = Made(pair, 2 * NUM_BATCHES)
 
 
 def doubled(batch: Any) -> Any:
@@ -68,7 +64,7 @@ def each_class(request: pytest.FixtureRequest) -> Any:
 def test_values(each_class: Any, options: dict[str, Any]) -> None:
     """The loop gets what the function returns for each batch, in two epochs. Workers never get the function."""
     cannot_be_pickled = lambda batch: {**doubled(batch)}  # noqa: E731
-    loader = each_class(Pairs(), 2, device_transform=cannot_be_pickled, **options)
+    loader = each_class(PAIRS, 2, device_transform=cannot_be_pickled, **options)
     for _ in range(2):
         seen = [batch["number"].tolist() for batch in loader if bool((batch["x"].mT == 2 * batch["number"]).all())]
         assert sorted(seen) == [[first, first + 1] for first in range(0, 2 * NUM_BATCHES, 2)]
@@ -85,7 +81,7 @@ def test_calls(each_class: Any, num_workers: int) -> None:
         seen.append((int(batch[1][0]) // 2, threading.get_ident(), modes))
         return batch
 
-    iterator = iter(each_class(Pairs(), 2, num_workers=num_workers, device_transform=note))
+    iterator = iter(each_class(PAIRS, 2, num_workers=num_workers, device_transform=note))
     next(iterator)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         next(iterator)
@@ -99,7 +95,7 @@ def test_calls(each_class: Any, num_workers: int) -> None:
 def test_errors(each_class: Any, options: dict[str, Any]) -> None:
     """An error is raised when its batch is due, with its type and the batch's number; the other batches come."""
     loader = each_class(
-        Pairs(), 2, device_transform=fails_at_3_and_5, persistent_workers=options["num_workers"] > 0, **options
+        PAIRS, 2, device_transform=fails_at_3_and_5, persistent_workers=options["num_workers"] > 0, **options
     )
     for _ in range(2):
         iterator, numbers = iter(loader), []
@@ -119,7 +115,7 @@ def test_errors(each_class: Any, options: dict[str, Any]) -> None:
 
 def test_a_resumed_loop() -> None:
     """A state that was taken after a batch whose function failed leads to the batches that follow."""
-    loader = numapin.StatefulDataLoader(Pairs(), 2, num_workers=2, device_transform=fails_at_3_and_5)
+    loader = numapin.StatefulDataLoader(PAIRS, 2, num_workers=2, device_transform=fails_at_3_and_5)
     iterator = iter(loader)
     for number in range(7):
         if number in (3, 5):
@@ -127,7 +123,7 @@ def test_a_resumed_loop() -> None:
                 next(iterator)
         else:
             next(iterator)
-    resumed = numapin.StatefulDataLoader(Pairs(), 2, num_workers=2, device_transform=doubled)
+    resumed = numapin.StatefulDataLoader(PAIRS, 2, num_workers=2, device_transform=doubled)
     resumed.load_state_dict(loader.state_dict())
     followed = [batch["number"].tolist() for batch in resumed]
     assert followed == [batch[1].tolist() for batch in iterator]
@@ -139,7 +135,7 @@ def test_a_worker_error_is_not_transformed(each_class: Any) -> None:
     def collate(_samples: Any) -> Any:
         raise LookupError("no batch")
 
-    loader = each_class(Pairs(), 2, num_workers=1, collate_fn=collate, device_transform=doubled)
+    loader = each_class(PAIRS, 2, num_workers=1, collate_fn=collate, device_transform=doubled)
     with pytest.raises(LookupError, match="no batch"):
         next(iter(loader))
 
@@ -147,14 +143,14 @@ def test_a_worker_error_is_not_transformed(each_class: Any) -> None:
 def test_what_cannot_be_called(each_class: Any) -> None:
     """A value that is no function is refused at once, with what to pass."""
     with pytest.raises(UsageError, match=r"device_transform=.* cannot be called") as caught:
-        each_class(Pairs(), device_transform=[doubled])
+        each_class(PAIRS, device_transform=[doubled])
     assert "function of one batch" in caught.value.hint
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_copies_of_the_loader(each_class: Any, num_workers: int) -> None:
     """A pickled loader, and a framework's copy made with the arguments that torch knows, transform as well."""
-    loader = each_class(Pairs(), 2, num_workers=num_workers, device_transform=doubled)
-    copy = TORCH(Pairs(), 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
+    loader = each_class(PAIRS, 2, num_workers=num_workers, device_transform=doubled)
+    copy = TORCH(PAIRS, 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
     for made in (copy, pickle.loads(pickle.dumps(loader))):  # noqa: S301
         assert [batch["number"].tolist() for batch in made][-1] == [2 * NUM_BATCHES - 2, 2 * NUM_BATCHES - 1]

@@ -6,14 +6,14 @@ import copy
 import io
 import itertools
 import pickle
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
-from tests.contract.datasets import Rows, row
+from tests.contract.datasets import Made, Rows, row
 from tests.contract.watching import TORCH, LoaderClass, pass_first_batches, settle
 
 if TYPE_CHECKING:
@@ -46,26 +46,17 @@ def test_a_list_of_batches_edited_in_place(loader_class: LoaderClass) -> None:
         assert torch.equal(batch["x"], (expected(number) + number) * 2), number
 
 
-class OverOneArray(Dataset[torch.Tensor]):
-    """Samples that are tensors of their own over one array."""
-
-    def __init__(self) -> None:
-        self.array = np.zeros(5000)
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        """Return a new tensor over the array."""
-        return torch.from_numpy(self.array)
+def tensor_over(array: Any, _index: int) -> torch.Tensor:
+    """Return a new tensor over an array."""
+    return torch.from_numpy(array)
 
 
 def test_samples_over_one_array_edited_in_place(loader_class: LoaderClass) -> None:
     """Two tensors made of one array are two, as with torch: a sample may be in a batch twice and be edited."""
     edited = []
     for kind in (loader_class, TORCH):
-        loader = kind(OverOneArray(), batch_size=2, num_workers=1, collate_fn=list)
+        dataset = Made(partial(tensor_over, np.zeros(5000)), 8)
+        loader = kind(dataset, batch_size=2, num_workers=1, collate_fn=list)
         edited.append([[float(sample.add_(1).sum()) for sample in batch] for batch in loader])
     assert edited[0] == edited[1]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 import numapin
+from tests.contract.datasets import Made
 from tests.cuda.fake import FakeStream, moving
 from tests.data.child import in_forked_child
 from tests.data.loopback import WAIT_S
@@ -27,16 +27,9 @@ NUM_BATCHES = 24
 LONG = 1 << 16
 
 
-class Items(Dataset[Any]):
-    """Item i: a tensor that is filled with i, and a large array that is."""
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return NUM_BATCHES
-
-    def __getitem__(self, index: int) -> Any:
-        """Return an item."""
-        return torch.full((LONG,), index), np.full(LONG, index)
+def item(index: int) -> Any:
+    """Return a tensor that is filled with the index, and a large array that is."""
+    return torch.full((LONG,), index), np.full(LONG, index)
 
 
 def leave(item: Any) -> Any:
@@ -73,7 +66,7 @@ def loader(fake_cuda: FakeCuda, calls: Calls) -> Iterator[Any]:
     with (
         moving(),
         numapin.DataLoader(
-            Items(), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=calls
+            Made(item, NUM_BATCHES), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=calls
         ) as made,
     ):
         yield made
@@ -229,7 +222,7 @@ def test_memory_that_comes_again(num_new: int) -> None:  # after which the funct
     with (
         moving(),
         numapin.DataLoader(
-            Items(), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=fill
+            Made(item, NUM_BATCHES), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=fill
         ) as loader,
     ):
         iterator = iter(loader)

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import numapin
+from tests.contract.datasets import Made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -278,38 +279,11 @@ def test_the_seal_waits_for_a_page_that_is_in_use(monkeypatch: pytest.MonkeyPatc
     assert not refusals
 
 
-class Calls(Dataset[int]):
-    """A data set that shares in its worker."""
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return 1
-
-    def __getitem__(self, index: int) -> int:
-        """Call it where it must not be called."""
-        numapin.share([1])
-        return 0
-
-
-class Views(Dataset[tuple[Any, Any]]):
-    """A data set whose items are views of shared data."""
-
-    def __init__(self, shared: Any) -> None:
-        self.shared = shared
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return 4
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Return a row of the tensor, and one of the array."""
-        return self.shared["tensor"][index], self.shared["array"][index]
-
-
 def test_a_worker_sends_views() -> None:
     """Items that are views of shared data arrive as copies, which do not contain the rest of the data."""
     rows = np.arange(4 << 16).reshape(4, -1)
-    views = Views(numapin.share({"tensor": torch.from_numpy(rows), "array": rows}))
+    shared = numapin.share({"tensor": torch.from_numpy(rows), "array": rows})
+    views = Made(lambda index: (shared["tensor"][index], shared["array"][index]), 4)
     loader = DataLoader(views, batch_size=None, collate_fn=tuple, num_workers=1)
     for index, (tensor, array) in enumerate(loader):
         assert np.array_equal(array, rows[index])
@@ -354,6 +328,7 @@ def endless() -> list[object]:
     return entries
 
 
+CALLS = Made(lambda _: numapin.share([1]))
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "a long text": (lambda: numapin.share("x" * (1 << 20)), "a text of 1048576 characters", "encoded bytes"),
     "keys": (lambda: numapin.share({object(): 1}), "a key is of type object", "text or numbers"),
@@ -368,7 +343,11 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "a device": (lambda: numapin.share([torch.empty(2, device="meta")]), "its device is meta", r"tensor\.cpu\(\)"),
     "a placement": (lambda: numapin.share([1], placement="near"), "'near' is unknown", "interleave, per-node"),
     "a pickle": (lambda: pickle.dumps(numapin.share([1])), "only for a new process", "before the process starts"),
-    "a worker": (lambda: list(DataLoader(Calls(), num_workers=1)), "in a DataLoader worker", "call it in the rank"),
+    "a worker": (
+        lambda: list(DataLoader(CALLS, num_workers=1)),
+        "in a DataLoader worker",
+        "call it in the rank",
+    ),
 }
 
 
