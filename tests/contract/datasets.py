@@ -188,6 +188,17 @@ class Raise:
         raise self.kind(*self.arguments)
 
 
+class Reduced:
+    """A value that calls a function when it is sent, which returns how it is made again."""
+
+    def __init__(self, reduce: Callable[[], Any]) -> None:
+        self.reduce = reduce
+
+    def __reduce__(self) -> Any:
+        """Call it."""
+        return self.reduce()
+
+
 def raise_from() -> None:
     """Raise an exception that has a cause."""
     try:

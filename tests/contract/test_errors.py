@@ -13,6 +13,7 @@ from tests.contract.datasets import (
     At,
     ManyArgumentsError,
     Raise,
+    Reduced,
     Rows,
     Stream,
     collate_deque,
@@ -115,17 +116,6 @@ class BrokenStream(IterableDataset[Any]):
         raise ValueError("the shard is truncated")
 
 
-class BrokenInRank:
-    """A batch that fails to unpickle."""
-
-    def __init__(self, rows: list[Any]) -> None:
-        self.rows = torch.stack(rows)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a call that fails in the receiver."""
-        return Raise(ValueError, ("cannot be made again",)), ()
-
-
 class FailingSampler:
     """A sampler that fails after some indices."""
 
@@ -173,7 +163,7 @@ def test_errors_in_the_dataset(loader_class: LoaderClass, name: str, workers: in
     [
         {"collate_fn": Raise(ValueError)},
         {"collate_fn": Raise(ValueError), "num_workers": 0},
-        {"collate_fn": BrokenInRank},
+        {"collate_fn": lambda _: Reduced(lambda: (Raise(ValueError, ("cannot be made again",)), ()))},
         {"sampler": FailingSampler(7)},
         {"batch_sampler": FailingSampler(3)},
         {"dataset": BrokenStream()},
@@ -214,19 +204,9 @@ def decode() -> None:
     raise TruncatedError("image 17.jpg is truncated")
 
 
-class CannotBeReduced:
-    """A batch whose pickling fails with such an error."""
-
-    def __init__(self, _rows: object) -> None:
-        """Take any rows."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Fail."""
-        decode()
-        raise AssertionError
-
-
-@pytest.mark.parametrize("options", [{"dataset": At(index=3, act=decode, size=6)}, {"collate_fn": CannotBeReduced}])
+@pytest.mark.parametrize(
+    "options", [{"dataset": At(index=3, act=decode, size=6)}, {"collate_fn": lambda _: Reduced(decode)}]
+)
 def test_an_error_that_cannot_be_pickled(own_class: LoaderClass, options: dict[str, Any]) -> None:
     """It has its own name, message and traceback, where torch waits forever; the loader continues."""
     arguments: dict[str, Any] = {"dataset": Rows(6), "batch_size": 2, "num_workers": 1} | options

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 import numapin
-from tests.contract.datasets import Raise, Stream, kill_worker, row
+from tests.contract.datasets import Raise, Reduced, Stream, kill_worker, row
 from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import STATEFUL, LoaderStateError, stateful
 
@@ -28,17 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 TORCHDATA = torchdata.StatefulDataLoader
 Ours: Any = numapin.StatefulDataLoader
-
-
-class Reduced:
-    """A value that calls a function when it is sent, which returns how it is made again."""
-
-    def __init__(self, reduce: Callable[[], Any]) -> None:
-        self.reduce = reduce
-
-    def __reduce__(self) -> Any:
-        """Call it."""
-        return self.reduce()
 
 
 class Items(Dataset[Any]):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,6 @@ from tests.contract.seam import Miss
 from tests.contract.watching import TORCH, LoaderClass, assert_as_torch
 from tests.contract.zoo import pad, ragged
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NUM_BATCHES = 12  # more than there are slots, so that some travel in a free one
 SHARED = row(5).share_memory_()
@@ -46,18 +42,6 @@ def refuse_slots(_worker: int) -> None:
     os.memfd_create = refuse  # type: ignore[assignment] # in this worker only
 
 
-@contextmanager
-def entry(kind: type, function: Callable[..., Any]) -> Iterator[None]:
-    """Put a function into torch's map for the time of the block."""
-    before = dict(collate.default_collate_fn_map)
-    collate.default_collate_fn_map[kind] = function
-    try:
-        yield
-    finally:
-        collate.default_collate_fn_map.clear()
-        collate.default_collate_fn_map.update(before)
-
-
 def stats_of(loader: Any) -> Any:
     """Run an epoch that keeps no batch, and return the statistics."""
     for _ in loader:
@@ -65,24 +49,24 @@ def stats_of(loader: Any) -> Any:
     return loader.stats()
 
 
-def test_users_collate_function_for_tensors(own_class: LoaderClass) -> None:
+def test_users_collate_function_for_tensors(own_class: LoaderClass, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's function for tensors is called, and not numapin's."""
-    with entry(torch.Tensor, pad):
-        theirs = assert_as_torch(own_class, lambda: {"dataset": Made(ragged), "batch_size": 2, "num_workers": 1})
+    monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, pad)
+    theirs = assert_as_torch(own_class, lambda: {"dataset": Made(ragged), "batch_size": 2, "num_workers": 1})
     assert len(theirs.epochs[0]) == NUM_BATCHES
     assert "Failure" not in repr(theirs)
 
 
-def test_users_collate_function_that_calls_torchs_own(own_class: LoaderClass) -> None:
+def test_users_collate_function_that_calls_torchs_own(own_class: LoaderClass, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that wraps torch's own still puts batches into slots."""
     torchs_own = collate.collate_tensor_fn
 
     def doubled(batch: Any, **options: Any) -> Any:
         return torchs_own(batch, **options).mul_(2)
 
-    with entry(torch.Tensor, doubled):
-        assert_as_torch(own_class, lambda: {"dataset": Made(row), "batch_size": 2, "num_workers": 1})
-        assert stats_of(own_class(Made(row), batch_size=2, num_workers=1)).hits > 0
+    monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, doubled)
+    assert_as_torch(own_class, lambda: {"dataset": Made(row), "batch_size": 2, "num_workers": 1})
+    assert stats_of(own_class(Made(row), batch_size=2, num_workers=1)).hits > 0
 
 
 class TestHits:
