@@ -163,7 +163,6 @@ def test_errors_in_the_dataset(loader_class: LoaderClass, name: str, workers: in
     [
         {"collate_fn": Raise(ValueError)},
         {"collate_fn": Raise(ValueError), "num_workers": 0},
-        {"collate_fn": lambda _: Reduced(lambda: (Raise(ValueError, ("cannot be made again",)), ()))},
         {"sampler": FailingSampler(7)},
         {"batch_sampler": FailingSampler(3)},
         {"dataset": BrokenStream()},

@@ -180,6 +180,18 @@ def test_after_an_error_the_rest_comes() -> None:
     assert seen(Ours) == seen(TORCHDATA)
 
 
+def test_after_a_batch_that_cannot_be_opened_the_rest_comes() -> None:
+    """The error is that batch's only; its place is in the sequence."""
+    fails = Raise(ValueError, ("not to be opened",))
+    loader = Ours(Items(bad=5, act=lambda: Reduced(lambda: (fails, ()))), num_workers=2, batch_size=None)
+    iterator = iter(loader)
+    assert [next(iterator)["index"] for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="not to be opened"):
+        next(iterator)
+    assert iterator._tasks_outstanding + len(iterator._task_info) >= 4  # its worker got another task
+    assert [batch["index"] for batch in iterator] == list(range(6, 14))
+
+
 def test_an_abandoned_epoch_ends_its_workers() -> None:
     """An iterator that is dropped in the middle leaves no process behind; persistent workers go on with a new epoch.
 
