@@ -183,7 +183,7 @@ class Reclaimer:
 
         self._driver, self._pid = driver, os.getpid()
         self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, so finalizers may call it
-        self._exit = ExitLock()
+        self._exit_lock = ExitLock()
         self._quarantine: Quarantine[Locked] = Quarantine(lambda: driver)
         self.idle = IdleBlocks()
         self._passed: list[Locked] = []  # to be released
@@ -200,8 +200,8 @@ class Reclaimer:
         It never blocks, except on drivers before R555: they have no context events, so it waits for the devices. While
         torch captures a CUDA graph, the memory waits for its end. When Python ends, nothing is released.
         """
-        with self._exit.lock:
-            if self._exit.is_over:
+        with self._exit_lock.lock:
+            if self._exit_lock.is_over:
                 return False
             with suppress(Empty):
                 while True:
@@ -217,8 +217,8 @@ class Reclaimer:
         self.release_unused()
         locked = None
         try:
-            with self._exit.lock:
-                if not self._exit.is_over:
+            with self._exit_lock.lock:
+                if not self._exit_lock.is_over:
                     locked = self.idle.take(nodes, num_bytes)
         except BaseException:  # Ctrl-C: registered memory must not be unmapped
             if locked is not None:
@@ -229,9 +229,9 @@ class Reclaimer:
     def trim(self, num_bytes: float = math.inf) -> int:
         """Release at least this many bytes of idle blocks, if there are as many; return how many it was."""
         self.release_unused()
-        with self._exit.lock:
+        with self._exit_lock.lock:
             num_passed = len(self._passed)
-            self._passed += () if self._exit.is_over else self.idle.drop(num_bytes=num_bytes)
+            self._passed += () if self._exit_lock.is_over else self.idle.drop(num_bytes=num_bytes)
             num_dropped_bytes = sum(locked.num_bytes for locked in self._passed[num_passed:])
             with suppress(CudaRefused):
                 self._release_passed()
@@ -239,7 +239,7 @@ class Reclaimer:
 
     def _release_passed(self) -> None:
         """Release memory that no device can be reading. Raises CudaRefused."""
-        while self._passed and not self._exit.is_over:
+        while self._passed and not self._exit_lock.is_over:
             locked = self._passed[-1]
             self._driver.unregister(locked.device, locked.address)
             PINNED.remove(locked.num_bytes)

@@ -16,12 +16,9 @@ import pytest
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.contract.zoo import of_each_kind
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.contract.describe import Described
     from tests.contract.watching import LoaderClass
 
 
@@ -57,9 +54,3 @@ def own_class(loader_class: LoaderClass) -> LoaderClass:
     if loader_class is DataLoader:
         pytest.skip("torch's own loader does less")
     return loader_class
-
-
-@pytest.fixture(scope="session")
-def torchs() -> dict[str, list[Described]]:
-    """Give torch's batches by kind; one loader delivers them all."""
-    return of_each_kind(DataLoader)[0]

@@ -1,7 +1,4 @@
-"""Datasets, samplers and functions for workers, at module level so that spawned workers can import them.
-
-Input: sizes and delays. Output: rows of 16 KiB, which is more than a loader may leave in its messages.
-"""
+"""Datasets, samplers and functions for workers; rows of 16 KiB are more than a loader may leave in its messages."""
 
 from __future__ import annotations
 
@@ -189,6 +186,17 @@ class Raise:
     def __call__(self, *_: object) -> Any:
         """Raise the exception."""
         raise self.kind(*self.arguments)
+
+
+class Reduced:
+    """A value that calls a function when it is sent, which returns how it is made again."""
+
+    def __init__(self, reduce: Callable[[], Any]) -> None:
+        self.reduce = reduce
+
+    def __reduce__(self) -> Any:
+        """Call it."""
+        return self.reduce()
 
 
 def raise_from() -> None:

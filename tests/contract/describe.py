@@ -1,8 +1,4 @@
-"""Batches as plain data for comparison: everything that a user can see, and which tensors share memory.
-
-Input: any batch. Output: `Described`. A description holds no tensor, so it keeps no slot in use, and does not
-change when the batch is edited.
-"""
+"""Batches as plain data for comparison, without tensors, so that a description keeps no slot and does not change."""
 
 from __future__ import annotations
 
@@ -127,8 +123,8 @@ def _content(tensor: torch.Tensor) -> object:
         return [_content(part) for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values())]
     if tensor.device.type == "meta":
         return tensor.stride()
-    # clone(), because contiguous() keeps the strides of a tensor with one element
-    flat = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))  # a contiguous tensor of one element may have another stride
     return tuple(tensor.shape), tensor.stride(), _digest(flat.view(torch.uint8).numpy().tobytes())
 
 

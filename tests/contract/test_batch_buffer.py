@@ -131,8 +131,7 @@ def test_wherever_batches_are_made(own_class: LoaderClass, arguments: dict[str, 
     assert_same(own_class, arguments | {"num_workers": 2}, worker_init_fn=forbid_copies)
 
 
-@pytest.mark.parametrize("returns_old", [False, True])
-def test_kept_buffers(own_class: LoaderClass, *, returns_old: bool) -> None:
+def test_kept_buffers(own_class: LoaderClass) -> None:
     """A buffer that the dataset keeps is never overwritten, and is copied if it comes with a later batch."""
     kept: list[tuple[int, torch.Tensor]] = []
 
@@ -141,14 +140,13 @@ def test_kept_buffers(own_class: LoaderClass, *, returns_old: bool) -> None:
             assert torch.equal(old[0], row(first)), "a kept buffer was overwritten"
         kept.append((indices[0], write(indices)))
         write(indices)  # dropped
-        return write(indices), kept[max(0, len(kept) - 4)][1] if returns_old else None
+        return write(indices), kept[max(0, len(kept) - 4)][1]
 
     loader = own_class(**in_batches(make))
     for _ in range(3):
         for number, (batch, old) in enumerate(loader):
             assert torch.equal(batch[1], row(BATCH * number + 1))
-            if returns_old:
-                assert torch.equal(old[1], row(BATCH * (number - min(number // 2, 3) * 2) + 1))
+            assert torch.equal(old[1], row(BATCH * (number - min(number // 2, 3) * 2) + 1))
 
 
 def test_dropped_buffers(own_class: LoaderClass) -> None:
@@ -164,20 +162,6 @@ def test_dropped_buffers(own_class: LoaderClass) -> None:
     seen = [tuple(batch) for batch in loader]
     assert len(set(seen[1:])) == 1, seen
     assert loader.stats().slots == 0  # type: ignore[attr-defined]
-
-
-def test_slots_are_used_again_after_dropped_buffers(own_class: LoaderClass) -> None:
-    """A granted slot whose buffer was dropped carries a later batch."""
-
-    def sometimes(indices: Sequence[int]) -> Any:
-        batch = write(indices)
-        return batch if indices[0] // BATCH % 2 else 0
-
-    loader = own_class(**in_batches(sometimes, num_workers=1))
-    for _ in range(4):
-        for number, batch in enumerate(loader):
-            assert number % 2 == 0 or torch.equal(batch[3], row(BATCH * number + 3))
-    assert loader.stats().slots <= 6, loader.stats()  # type: ignore[attr-defined]
 
 
 def test_a_buffer_at_the_end_of_a_stream(own_class: LoaderClass) -> None:
@@ -210,21 +194,9 @@ def growing(indices: Sequence[int]) -> Any:
     return numapin.batch_buffer((length, 3), torch.float64).fill_(indices[0]), write(indices)
 
 
-def empty(indices: Sequence[int]) -> Any:
-    """Return buffers without elements, and one with."""
-    return numapin.batch_buffer((0, 3)), numapin.batch_buffer(()).fill_(indices[0]), write(indices)
-
-
 def test_unusual_requests(own_class: LoaderClass) -> None:
     """Another thread, another default device, any size: the batch is right."""
-    assert_same(own_class, in_batches(all_of(in_thread, on_meta, growing, empty)))
-
-
-def test_buffers_for_samples(own_class: LoaderClass) -> None:
-    """Buffers for single samples can be collated."""
-    assert_same(
-        own_class, {"dataset": Made(lambda index: write([index])[0], SIZE), "batch_size": BATCH, "num_workers": 2}
-    )
+    assert_same(own_class, in_batches(all_of(in_thread, on_meta, growing)))
 
 
 @pytest.mark.parametrize("options", [{"pinned_budget": 0}, {"num_workers": 0}])
@@ -233,40 +205,37 @@ def test_without_slots(own_class: LoaderClass, options: dict[str, Any]) -> None:
     assert_same(own_class, in_batches(several), **options)
 
 
-class TestElsewhere:
-    """Outside a worker."""
+def test_outside_a_worker_it_is_an_ordinary_tensor() -> None:
+    """It is a contiguous CPU tensor of torch's default type, even if another device is the default."""
+    with torch.device("meta"):
+        found = numapin.batch_buffer((2, 3))
+    assert (found.shape, found.dtype, found.device.type) == ((2, 3), torch.get_default_dtype(), "cpu")
+    assert numapin.batch_buffer(5, torch.uint8).shape == (5,)
 
-    def test_an_ordinary_tensor(self) -> None:
-        """It is a contiguous CPU tensor of torch's default type, even if another device is the default."""
-        with torch.device("meta"):
-            found = numapin.batch_buffer((2, 3))
-        assert (found.shape, found.dtype, found.device.type) == ((2, 3), torch.get_default_dtype(), "cpu")
-        assert numapin.batch_buffer(5, torch.uint8).shape == (5,)
 
-    def test_shapes_that_are_refused(self) -> None:
-        """A negative size is a UsageError; one that does not fit into memory is torch's own error."""
-        with pytest.raises(UsageError, match=r"shape \(2, -3\) has a negative size") as caught:
-            numapin.batch_buffer((2, -3))
-        assert caught.value.hint == "pass the size of each dimension"
-        with pytest.raises(RuntimeError, match="memory"):
-            numapin.batch_buffer(1 << 60)
-        with pytest.raises(TypeError):
-            numapin.batch_buffer((2.5,))  # type: ignore[arg-type]
+def test_shapes_that_are_refused() -> None:
+    """A negative size is a UsageError; one that does not fit into memory is torch's own error."""
+    with pytest.raises(UsageError, match=r"shape \(2, -3\) has a negative size") as caught:
+        numapin.batch_buffer((2, -3))
+    assert caught.value.hint == "pass the size of each dimension"
+    with pytest.raises(RuntimeError, match="memory"):
+        numapin.batch_buffer(1 << 60)
+    with pytest.raises(TypeError):
+        numapin.batch_buffer((2.5,))  # type: ignore[arg-type]
 
-    def test_pinned_once_cuda_is_in_use(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """A process that uses CUDA gets pinned memory; if that is refused, an ordinary tensor and one warning."""
-        asked: list[dict[str, object]] = []
 
-        def refuse(*_: object, **options: object) -> torch.Tensor:
-            asked.append(options)
-            raise RuntimeError("CUDA error: out of memory\nCompile with ...")
+def test_pinned_once_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A process that uses CUDA gets pinned memory; if that is refused, an ordinary tensor and one warning."""
+    asked: list[dict[str, object]] = []
 
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch, "empty_like", refuse)
-        monkeypatch.setattr(buffer, "_reported", set())
-        assert [tuple(numapin.batch_buffer((3, 4)).shape) for _ in range(2)] == [(3, 4)] * 2
-        assert asked == [{"pin_memory": True}] * 2
-        err = capsys.readouterr().err
-        assert err.count("not pinned: CUDA error: out of memory; see: numapin.pinned.budget()") == 1
+    def refuse(*_: object, **options: object) -> torch.Tensor:
+        asked.append(options)
+        raise RuntimeError("CUDA error: out of memory\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "empty_like", refuse)
+    monkeypatch.setattr(buffer, "_reported", set())
+    assert [tuple(numapin.batch_buffer((3, 4)).shape) for _ in range(2)] == [(3, 4)] * 2
+    assert asked == [{"pin_memory": True}] * 2
+    err = capsys.readouterr().err
+    assert err.count("not pinned: CUDA error: out of memory; see: numapin.pinned.budget()") == 1

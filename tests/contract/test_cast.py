@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 import numapin
+from tests.contract.datasets import Made
 from tests.contract.watching import TORCH
 
 if TYPE_CHECKING:
@@ -19,21 +21,14 @@ BF16 = torch.bfloat16
 LARGE = (1 << 20) + 3  # two of them are stacked on threads
 
 
-class Values(Dataset[Any]):
-    """Random bits as float32, infinities and NaNs among them, with a Python float and an integer."""
+def sample(index: int, length: int = 1000) -> dict[str, Any]:
+    """Return random bits as float32, infinities and NaNs among them, with a Python float and an integer."""
+    generator = torch.Generator().manual_seed(index)
+    bits = torch.randint(-(2**31), 2**31 - 1, (length,), dtype=torch.int32, generator=generator)
+    return {"x": bits.view(torch.float32), "y": index / 3, "n": index}
 
-    def __init__(self, size: int = 8, length: int = 1000) -> None:
-        self.size, self.length = size, length
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a sample."""
-        generator = torch.Generator().manual_seed(index)
-        bits = torch.randint(-(2**31), 2**31 - 1, (self.length,), dtype=torch.int32, generator=generator)
-        return {"x": bits.view(torch.float32), "y": index / 3, "n": index}
+VALUES = Made(sample, 8)
 
 
 def listed(samples: Sequence[Any]) -> Any:
@@ -98,7 +93,7 @@ def narrowed(thing: Any) -> Any:
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"pinned_budget": 0}], ids=["", "no-workers", "no-slots"])
 def test_values(own_class: Any, options: dict[str, Any]) -> None:
     """Every tensor has the bits that `.to(torch.bfloat16)` gives; integers and numpy arrays stay as they are."""
-    arguments: dict[str, Any] = {"dataset": Values(), "batch_size": 2, "num_workers": 1, "collate_fn": each}
+    arguments: dict[str, Any] = {"dataset": VALUES, "batch_size": 2, "num_workers": 1, "collate_fn": each}
     theirs = [bits(narrowed(batch)) for batch in TORCH(**arguments | {"num_workers": 0})]
     ours = [bits(batch) for batch in own_class(**arguments | options, cast=BF16)]
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -110,17 +105,10 @@ def test_large_batches_are_cast_while_they_are_stacked(own_class: Any) -> None:
     def forbid(_worker: int) -> None:
         torch.stack = None  # type: ignore[assignment] # an error if it is called
 
-    loader = own_class(Values(4, LARGE), 2, num_workers=1, cast=BF16, worker_init_fn=forbid)
+    loader = own_class(Made(partial(sample, length=LARGE), 4), 2, num_workers=1, cast=BF16, worker_init_fn=forbid)
     for number, batch in enumerate(loader):
-        expected = Values(4, LARGE)[2 * number + 1]["x"].to(BF16)
+        expected = sample(2 * number + 1, LARGE)["x"].to(BF16)
         assert torch.equal(batch["x"][1].view(torch.int16), expected.view(torch.int16))
-
-
-def test_a_mapping_leaves_other_types_alone(own_class: Any) -> None:
-    """Labels that are Python floats stay float64, if only float32 is cast."""
-    batch = next(iter(own_class(Values(), 2, num_workers=1, cast={torch.float32: torch.float16})))
-    assert (batch["x"].dtype, batch["y"].dtype, batch["n"].dtype) == (torch.float16, torch.float64, torch.int64)
-    assert torch.equal(batch["y"], torch.tensor([0, 1 / 3], dtype=torch.float64))
 
 
 def test_a_mapping_with_a_target_that_is_a_source(own_class: Any) -> None:
@@ -137,6 +125,6 @@ def test_a_mapping_with_a_target_that_is_a_source(own_class: Any) -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_copies_of_the_loader(own_class: Any, num_workers: int) -> None:
     """A framework's copy of the loader, made with the arguments that torch knows, casts as well."""
-    loader = own_class(Values(), 2, num_workers=num_workers, cast=BF16)
-    copy = TORCH(Values(), 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
+    loader = own_class(VALUES, 2, num_workers=num_workers, cast=BF16)
+    copy = TORCH(VALUES, 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
     assert [batch["x"].dtype for batch in copy] == [BF16] * 4

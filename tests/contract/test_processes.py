@@ -141,24 +141,6 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
         assert (program.process.returncode, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
 
 
-@pytest.mark.parametrize(
-    ("scene", "status", "last"),
-    [
-        ("leave", 0, ""),
-        ("leave_holding", 0, ""),
-        ("exit_early", 5, ""),
-        ("fail_early", 1, "ValueError: the loss of 3 is not a number"),
-    ],
-)
-def test_ends_in_the_middle(loader_class: LoaderClass, scene: str, status: int, last: str) -> None:
-    """A program may end at any point: with its own status, only its own message, and no process left."""
-    with running(loader_class, scene) as program:
-        out, err = program.said()
-        assert "ready" in out
-        assert (program.process.returncode, err.strip().splitlines()[-1:]) == (status, [last] if last else [])
-        program.ends()
-
-
 def test_handler_for_children(loader_class: LoaderClass) -> None:
     """A SIGCHLD handler that was set before the loader was made is still called."""
     with running(loader_class, "chain_handler") as program:

@@ -83,6 +83,7 @@ def test_workers_have_torchs_seeds(loader_class: LoaderClass, workers: int) -> N
     assert_as_torch(loader_class, lambda: arguments, (None, 2, None))
 
 
+@pytest.mark.xdist_group("fork server")
 def test_workers_started_anew_have_torchs_seeds(loader_class: LoaderClass) -> None:
     """Spawned workers have torch's seeds too, with an init function, over two epochs of persistent workers."""
     arguments: dict[str, Any] = {"num_workers": 1, "worker_init_fn": reseed, "persistent_workers": True}
@@ -90,14 +91,6 @@ def test_workers_started_anew_have_torchs_seeds(loader_class: LoaderClass) -> No
     ours = watch(lambda: loader_class(Marked(), multiprocessing_context="forkserver", **arguments), (None, None))
     assert ours == watch(lambda: TORCH(Marked(), multiprocessing_context="fork", **arguments), (None, None))
     assert not [event for event in ours.epochs[0] if isinstance(event, Failure)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_worker_init_fn_runs_after_seeding_and_before_loading(loader_class: LoaderClass, workers: int) -> None:
-    """The init function finds the worker seeded; its draws, seeds and changes of the dataset show in every item."""
-    arguments = {"dataset": Marked(), "num_workers": workers, "worker_init_fn": reseed, "collate_fn": first_of}
-    theirs = assert_as_torch(loader_class, lambda: arguments)
-    assert not [event for event in theirs.epochs[0] if isinstance(event, Failure)]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 import numapin
-from tests.contract.datasets import Raise, Stream, kill_worker, row
+from tests.contract.datasets import Raise, Reduced, Stream, kill_worker, row
 from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import STATEFUL, LoaderStateError, stateful
 
@@ -28,17 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 TORCHDATA = torchdata.StatefulDataLoader
 Ours: Any = numapin.StatefulDataLoader
-
-
-class Reduced:
-    """A value that calls a function when it is sent, which returns how it is made again."""
-
-    def __init__(self, reduce: Callable[[], Any]) -> None:
-        self.reduce = reduce
-
-    def __reduce__(self) -> Any:
-        """Call it."""
-        return self.reduce()
 
 
 class Items(Dataset[Any]):
@@ -90,6 +79,7 @@ def fail_to_start(worker: int) -> None:
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "shuffled": (Items(), {"shuffle": True, "batch_size": 2}),
+    "distributed": (Items(), {"sampler": DistributedSampler(range(14), 2, 1, seed=3), "num_workers": 1}),  # type: ignore[arg-type]
     "every third state": (Items(), {"batch_size": 1, "snapshot_every_n_steps": 3}),
     "persistent": (Items(), {"shuffle": True, "batch_size": 3, "persistent_workers": True}),
     "iterable with a state, persistent": (Counting(), {"batch_size": 2, "persistent_workers": True}),
@@ -141,9 +131,10 @@ def test_takes_the_path() -> None:
     assert not any(state["large"].is_shared() for state in states)
 
 
-def test_spawned_workers() -> None:
+@pytest.mark.xdist_group("fork server")
+def test_workers_that_are_not_forked() -> None:
     """Our queue reaches workers that are not forked."""
-    loader = Ours(Counting(4), batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    loader = Ours(Counting(4), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
     assert [describe(batch) for batch in loader] == [
         describe(batch) for batch in TORCHDATA(Counting(4), batch_size=2, num_workers=1)
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import RandomSampler
 
 from tests.contract.datasets import Rows, Seeds, Stream
 from tests.contract.describe import assert_same_batches, describe
@@ -42,11 +42,6 @@ def collated(rows: list[Any]) -> Any:
     return torch.utils.data.default_collate(rows)
 
 
-def send_epoch(loader: Any, results: Any) -> None:
-    """Run an epoch in another process and send the result."""
-    results.put([describe(batch) for batch in loader])
-
-
 def test_signature(loader_class: LoaderClass) -> None:
     """Torch's parameters come first, in its order and with its defaults; numapin's follow, keyword-only."""
     ours, theirs = (list(inspect.signature(kind).parameters.values()) for kind in (loader_class, TORCH))
@@ -73,17 +68,6 @@ def test_attributes(loader_class: LoaderClass, given: dict[str, Any]) -> None:
     for name, value in given.items():
         assert getattr(ours, name) is value or getattr(ours, name) == value, name
     assert vars(theirs).keys() <= vars(ours).keys()  # Lightning reads vars()
-
-
-def test_made_again_from_its_attributes(loader_class: LoaderClass) -> None:
-    """A loader can be re-created as Lightning does it: same class, same attributes, another sampler."""
-    first = loader_class(**GIVEN)
-    names = [name for name in inspect.signature(loader_class).parameters if hasattr(first, name)]
-    arguments = {name: getattr(first, name) for name in names}
-    dropped = ("sampler", "shuffle", "batch_sampler", "worker_init_fn")
-    arguments = {name: value for name, value in arguments.items() if name not in dropped}
-    again = type(first)(**arguments, sampler=DistributedSampler(GIVEN["dataset"], 2, 1, shuffle=False))
-    assert [batch["index"].tolist() for batch in again] == [[1, 3, 5], [7, 9, 11], [13, 15, 17]]
 
 
 @pytest.mark.parametrize("name", FROZEN)
@@ -168,18 +152,6 @@ def test_copies(loader_class: LoaderClass) -> None:
         assert watch(lambda same=same: same) == watch(lambda: loader)  # type: ignore[misc]
         with pytest.raises(ValueError, match="should not be set after"):
             same.batch_size = 9
-
-
-def test_a_loader_sent_to_a_spawned_process(loader_class: LoaderClass) -> None:
-    """A process that receives the loader gets its batches, with its own workers."""
-    context = multiprocessing.get_context("spawn")
-    loader = loader_class(Rows(12), batch_size=2, num_workers=1, multiprocessing_context="fork")
-    expected = [describe(batch) for batch in loader]
-    results = context.Queue()
-    process = context.Process(target=send_epoch, args=(loader, results))
-    process.start()
-    assert_same_batches(results.get(timeout=60), expected)
-    process.join()
 
 
 def test_two_iterators_at_once(loader_class: LoaderClass) -> None:

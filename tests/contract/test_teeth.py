@@ -1,92 +1,59 @@
-"""The contract's tests fail for loaders that break it: each broken loader is caught by the matching test."""
+"""The comparisons of these tests have teeth: whatever a user could notice makes them fail."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.contract import (
-    broken,
-    test_errors,
-    test_lifetime,
-    test_ownership,
-    test_rng,
-    test_surface,
-    test_values,
-    test_zoo,
-)
-from tests.contract.describe import name_of
-from tests.contract.watching import TORCH, LoaderClass
-from tests.contract.zoo import of_each_kind
+from tests.contract.datasets import row
+from tests.contract.describe import assert_same, describe
+from tests.contract.watching import TORCH, Failure, assert_same_seen, watch
+from tests.contract.zoo import Pair, Tagged
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.contract.describe import Described
-
-
-CAUGHT: list[tuple[LoaderClass, Callable[..., object], tuple[Any, ...]]] = [
-    (broken.reverses, test_values.test_the_same_batches_as_torch, ("plain-1",)),
-    (broken.drops_last, test_values.test_the_same_batches_as_torch, ("any-order-1",)),
-    (broken.draws_in_python, test_values.test_the_same_batches_as_torch, ("prefetch-1-1",)),
-    (broken.Wraps, test_values.test_the_same_batches_as_torch, ("plain-0",)),
-    (broken.LooksAhead, test_values.test_the_same_number_of_batches_ahead, (1, 2)),
-    (broken.draws_twice, test_rng.test_one_base_seed_per_iterator, (2, True, False)),
-    (broken.reseeds, test_rng.test_workers_have_torchs_seeds, (1,)),
-    (broken.skips_init, test_rng.test_errors_of_worker_init_fn, (test_rng.fail_in_worker_one,)),
-    (broken.skips_init, test_rng.test_worker_init_fn_runs_after_seeding_and_before_loading, (2,)),
-    (broken.swallows, test_errors.test_errors_in_the_dataset, ("ValueError", 2)),
-    (broken.rewords, test_errors.test_errors_in_the_dataset, ("ValueError", 2)),
-    (broken.Thaws, test_surface.test_frozen_attributes, ("dataset",)),
-    (broken.LooksAhead, test_surface.test_signature, ()),
-    (broken.Wraps, test_surface.test_attributes, (test_surface.GIVEN,)),
-    (broken.Renames, test_surface.test_profiler_range, (1,)),
-    (broken.ForgetsLength, test_surface.test_warning_about_a_streams_length, (2,)),
-    (broken.StartsAnew, test_surface.test_a_persistent_iterator_is_one, ()),
-    (broken.SharesIterator, test_surface.test_two_iterators_at_once, ()),
-    (broken.reuses, test_ownership.test_a_list_of_batches_edited_in_place, ()),
-    (broken.locks, test_ownership.test_a_list_of_batches_edited_in_place, ()),
-    (broken.reuses, test_ownership.test_a_fork_by_the_user, ()),
-    (broken.keeps_big_storage, test_ownership.test_what_is_made_of_a_batch, ()),
-    (broken.leaves_pipes, test_lifetime.test_forgotten, (2, False)),
-    (broken.StartsAnew, test_lifetime.test_forgotten, (2, False)),
-]
-KINDS_CAUGHT: dict[LoaderClass, set[str]] = {
-    broken.makes_lists: {"tuple", "named-tuple", "typed-tuple"},
-    broken.copies: {"transposed", "channels-last", "every-other", "expanded", "views", "bitcast-views", "twice"},
-    broken.demotes: {"float64"},
+X = row(1)
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "a value": (X, X + 1),
+    "a dtype": (X, X.double()),
+    "a shape": (X, X.view(-1)),
+    "strides": (X.t(), X.t().contiguous()),
+    "a gradient": (X, X.clone().requires_grad_()),
+    "a class": (X, X.clone().as_subclass(Tagged)),
+    "a container": ((X, 1), [X, 1]),
+    "a named tuple": (Pair(X, 1), (X, 1)),
+    "the order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "identity": ([X, X], [X, X.clone()]),
+    "a shared storage": ([X, X[3:]], [X, X[3:].clone()]),
+    "an overlap": ([X.clone(), X.clone()], [X[:3], X[2:5]]),
+    "an array that may be written": (np.zeros(3), np.broadcast_to(np.zeros(1), 3)),
 }
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "test", "arguments"), CAUGHT, ids=name_of)
-def test_a_broken_loader_is_caught(kind: LoaderClass, test: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """The test fails for the loader with this fault."""
-    with pytest.raises((AssertionError, pytest.fail.Exception, RuntimeError)):
-        test(kind, *arguments)
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_batch_is_noticed(what: str) -> None:
+    """A batch that differs in one way is not the same."""
+    theirs, ours = map(describe, OTHERS[what])
+    assert_same(theirs, theirs)
+    with pytest.raises(AssertionError):
+        assert_same(ours, theirs)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", KINDS_CAUGHT, ids=name_of)
-def test_a_broken_batch_is_caught(kind: LoaderClass, torchs: dict[str, list[Described]]) -> None:
-    """The comparison of batches fails for the batches of this loader."""
-    ours = of_each_kind(kind)
-    for name in KINDS_CAUGHT[kind]:
-        with pytest.raises(AssertionError):
-            test_zoo.test_a_batch_of_each_kind(ours, torchs, name)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_batch_that_is_overwritten_is_caught() -> None:
-    """A loader that reuses the memory of a batch fails the test, in whatever way the batch is kept."""
-    held = test_ownership.hold(broken.reuses)
-    for way in test_ownership.KEPT:
-        with pytest.raises((AssertionError, RuntimeError)):  # autograd notices by itself
-            test_ownership.test_whatever_keeps_a_batch(held, way)
-
-
-def test_torchs_own_loader_passes() -> None:
-    """The tests that catch broken loaders pass for torch's; CONTRACT_LOADER runs the whole contract for it."""
-    test_values.test_the_same_batches_as_torch(TORCH, "any-order-1")
-    test_ownership.test_a_batch_edited_while_others_come(TORCH)
+def test_other_epochs_are_noticed() -> None:
+    """Epochs that differ in their batches, their order, errors, warnings or random draws are not the same."""
+    seen = watch(lambda: TORCH(range(6), batch_size=2))  # type: ignore[arg-type]
+    assert_same_seen(seen, seen)
+    (batches,) = seen.epochs
+    failure = Failure(kind=ValueError, text="an error")
+    others: list[dict[str, Any]] = [
+        {"epochs": (batches[:-1],)},
+        {"epochs": (batches[::-1],)},
+        {"epochs": ((failure, *batches[1:]),)},
+        {"epochs": (batches, batches)},
+        {"warnings": ("UserWarning: this loader is fast",)},
+        {"random_states": seen.random_states[::-1]},
+    ]
+    for other in others:
+        with pytest.raises((AssertionError, ValueError)):
+            assert_same_seen(replace(seen, **other), seen)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import numapin
-from tests.contract import renamed
 from tests.contract.seam import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, TORCHDATA, torch_names
+from tests.data.warm import run_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,37 +164,121 @@ def test_a_module_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_names._first_problem(TORCH, torch_names._in_process).startswith("has no ")
 
 
-@pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
-    """Return what loops saw with each name renamed."""
-    command = [sys.executable, "-m", renamed.__name__]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True, cwd=ROOT.parent)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+IN_CPP = {"UntypedStorage._cdata", "Tensor._is_zerotensor", "Tensor._neg_view"}
+"""Attributes of classes that Python cannot change."""
+EACH_NAME = {
+    (module, known)
+    for module, names in NAMES.items()
+    for name in names
+    for known in (name, name.partition(".")[0])
+    if not known.endswith(".__init__") and known not in IN_CPP
+}
 
 
-@pytest.mark.xdist_group("renamed")
-@pytest.mark.timeout(1200)  # for loops in some 80 processes
-@pytest.mark.parametrize("name", sorted(renamed.targets()))
-def test_a_renamed_name_costs_the_path_not_the_batches(name: str, seen: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("module", "name"), sorted(EACH_NAME))
+def test_a_renamed_name_is_noticed(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    """The problem names it, whether it is a module's, a class's, or an attribute that the class's code uses."""
+    package = module.partition(".")[0]
+    place: Any = pytest.importorskip(module, reason="no torchdata; type: pip install .[dev]")
+    owner, _, member = name.rpartition(".")
+
+    def renamed(code: CodeType) -> CodeType:
+        return code.replace(co_names=tuple(f"{used}_2" if used == member else used for used in code.co_names))
+
+    places = getattr(place, owner).__mro__ if owner else (place,)
+    functions = [value for each in places if owner for value in vars(each).values()]
+    with monkeypatch.context() as patch:
+        for each in places:
+            if member in vars(each):
+                patch.delattr(each, member)
+        for function in functions:  # and what it wraps
+            if isinstance(function, FunctionType) and member in function.__code__.co_names:
+                patch.setattr(function, "__code__", renamed(function.__code__))
+            cells = getattr(function, "__closure__", None) or ()
+            functions += [cell.cell_contents for cell in cells if cell != CellType()]
+        torch_names._used_by.cache_clear()
+        problem = torch_names._first_problem(package, torch_names._in_process)
+    torch_names._used_by.cache_clear()
+    assert problem.startswith("has no ")
+    assert problem.endswith(f".{member}")
+
+
+LOOPS = """
+import json, sys, types
+import torch.utils.data
+import numapin
+from numapin.data import torch_names
+from numapin.data.torch_names import STATEFUL, TORCHDATA
+
+if sys.argv[1] == TORCHDATA:
+    import torchdata.stateful_dataloader.stateful_dataloader as theirs
+    Theirs = theirs.StatefulDataLoader
+else:
+    Theirs = torch.utils.data.DataLoader
+package, hidden = sys.argv[1:]
+import_module = torch_names.import_module
+
+def import_without(module):
+    if not module.startswith(package) or module == "torch":
+        return import_module(module)
+    if not hidden:
+        raise ModuleNotFoundError(name=module)
+    there = vars(import_module(module)).items()
+    return types.SimpleNamespace(**{name: value for name, value in there if name != hidden})
+
+torch_names.import_module = import_without
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.tensor(float(index), dtype=torch.float64)
+
+def batches(loader):
+    return [[str(batch.dtype), *batch.tolist()] for batch in loader]
+
+cast = {torch.float64: torch.float32}
+loader = numapin.DataLoader(Rows(), batch_size=2, num_workers=1, cast=cast, device_transform=torch.neg)
+seen = {"numapin": batches(loader), "notes": loader.stats().notes}
+loader.close()
+mark = loader.pin_memory_device
+seen["copy"] = batches(torch.utils.data.DataLoader(Rows(), batch_size=2, pin_memory_device=mark))
+seen["alone"] = batches(numapin.DataLoader(Rows(), batch_size=2))
+try:
+    numapin.DataLoader(Rows(), strict=True)
+except numapin.BindingRefused as error:
+    seen["strict"] = error.message
+from numapin.data.install import install
+install()
+seen["theirs"] = batches(Theirs(Rows(), batch_size=2, num_workers=1))
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "hidden", "problem"),
+    [
+        (TORCH, "", "torch.utils.data.dataloader.DataLoader"),  # all names are missing
+        (TORCH, "_MultiProcessingDataLoaderIter", "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"),
+        (TORCH, "_BaseDataLoaderIter", "torch.utils.data.dataloader._BaseDataLoaderIter"),
+        (TORCH, "_rebuild_tensor_v2", "torch._utils._rebuild_tensor_v2"),
+        (TORCHDATA, "", f"{STATEFUL}.StatefulDataLoader"),
+        (TORCHDATA, "_StatefulMultiProcessingDataLoaderIter", f"{STATEFUL}._StatefulMultiProcessingDataLoaderIter"),
+    ],
+)
+def test_a_missing_name_costs_the_path_not_the_batches(tmp_path: Path, package: str, hidden: str, problem: str) -> None:
     """All loaders make their batches, cast and transformed as asked; one line names what is missing, and the remedy."""
-    package = name.partition(".")[0]
     if package == TORCHDATA and not find_spec(TORCHDATA):
         pytest.skip("no torchdata; type: pip install .[dev]")
-    found = seen[name]
+    status, out, err = run_script(tmp_path, LOOPS, (package, hidden))
+    assert status == 0, err
+    found = json.loads(out)
     wide: Any = [["torch.float64", 0.0, 1.0], ["torch.float64", 2.0, 3.0]]
     narrow: Any = [["torch.float32", -0.0, -1.0], ["torch.float32", -2.0, -3.0]]  # numapin's loader negates them
-    lines = [line for line in found["stderr"].splitlines() if "uses numapin's data path" not in line]
-    assert (found.get("numapin"), found.get("alone"), found.get(package)) == (narrow, wide, wide), "\n".join(lines)
-    (line,) = lines
-    off = TORCH if "strict" in found else TORCHDATA  # a name of both is torch's
-    assert line.startswith(f"numapin: warning: {off} ")
-    assert f".{name.rpartition('.')[2]}" in line
-    assert f", so numapin's data path is off, and {off}'s own DataLoader makes the batches; " in line
-    assert line.endswith(f"; install a newer numapin, or {off} {LAST[off]} or older")
+    assert (found["numapin"], found["alone"], found["theirs"]) == (narrow, wide, wide), err
     assert found["copy"] == narrow  # as a framework makes it, from the loader's arguments
-    if off == TORCH:
-        explained = line.removeprefix("numapin: warning: ")
-        assert (found["notes"], found["strict"]) == ([explained], explained)
-    else:
-        assert found["notes"] == []
+    (line,) = [each for each in err.splitlines() if "uses numapin's data path" not in each]
+    assert line.startswith(f"numapin: warning: {package} ")
+    assert f" has no {problem}" in line
+    assert f", so numapin's data path is off, and {package}'s own DataLoader makes the batches; " in line
+    assert line.endswith(f"; install a newer numapin, or {package} {LAST[package]} or older")
+    explained = line.removeprefix("numapin: warning: ")
+    assert (found["notes"], found.get("strict")) == (([explained], explained) if package == TORCH else ([], None))

@@ -1,7 +1,4 @@
-"""Run a loader and record everything by which its user could distinguish it from torch's.
-
-Input: a function that makes a loader. Output: `Seen`, plain data: batches, exceptions, warnings, random states.
-"""
+"""Run a loader and record everything by which its user could distinguish it from torch's."""
 
 from __future__ import annotations
 

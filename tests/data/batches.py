@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from tests.contract.describe import describe
 from tests.data.seam import Copier, Lender
 
 if TYPE_CHECKING:
@@ -26,24 +26,7 @@ class Sample:
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two batches are of the same types, values, sizes and strides."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        looks: list[Any] = [(t.dtype, t.shape, t.stride(), t.layout, t.requires_grad) for t in (one, other)]
-        return looks[0] == looks[1] and bytes_of(one) == bytes_of(other)
-    if isinstance(one, np.ndarray):
-        arrays = [(a.dtype, a.shape, a.flags.fnc, a.flags.writeable, a.tolist()) for a in (one, other)]
-        return arrays[0] == arrays[1]
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return same(vars(one), vars(other)) if hasattr(one, "__dict__") else bool(one == other)
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return a tensor's elements in their order."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return describe(one).tree == describe(other).tree
 
 
 def ramp(*size: int) -> torch.Tensor:

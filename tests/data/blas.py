@@ -1,7 +1,4 @@
-"""Run as a program: print how many threads numpy's BLAS uses in workers, with torch's loader and ours.
-
-Input: nothing. Output: one line for each loader: its name, the start method, the number of threads.
-"""
+"""Run as a program: print how many threads numpy's BLAS uses in workers, with torch's loader and ours."""
 
 from __future__ import annotations
 

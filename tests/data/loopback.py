@@ -1,7 +1,4 @@
-"""Both ends of a pool of slots in one process: the workers' and the rank's.
-
-Comes in: batches. Goes out: the parcels that the rank receives, over the memory of the slots.
-"""
+"""Both ends of a pool of slots in one process: the workers' and the rank's."""
 
 from __future__ import annotations
 

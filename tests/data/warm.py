@@ -30,4 +30,4 @@ def run_script(folder: Path, text: str, arguments: Sequence[str] = ()) -> tuple[
     path = folder / "script.py"
     path.write_text(text)
     command = CommandLine(module=str(path), arguments=arguments, environ=ENVIRON, cwd=str(folder))
-    return forker().call(command, limit_s=60)
+    return forker().call(command, limit_s=200)

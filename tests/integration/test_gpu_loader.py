@@ -272,8 +272,16 @@ def test_exit_while_batches_are_pinned() -> None:
 
 WITHOUT_A_NAME = """
 import torch
-from tests.contract.renamed import Rows, rename
-rename("torch.utils.data.dataloader:_MultiProcessingDataLoaderIter", "_try_put_index")
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Iterator
+Iterator.renamed = Iterator._try_put_index
+del Iterator._try_put_index
+for function in vars(Iterator).values():
+    if code := getattr(function, "__code__", None):
+        names = tuple("renamed" if name == "_try_put_index" else name for name in code.co_names)
+        function.__code__ = code.replace(co_names=names)
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.tensor(float(index), dtype=torch.float64)
 import numapin
 for options in ({"num_workers": 2}, {"num_workers": 2, "pin_memory": True, "persistent_workers": True}, {}):
     loader = numapin.DataLoader(Rows(), batch_size=2, device="cuda", cast=torch.float32, **options)

@@ -6,14 +6,12 @@ import gc
 import os
 import re
 import resource
-import signal
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 import numapin
 from tests.contract.datasets import Made
@@ -99,26 +97,6 @@ def test_a_worker_that_can_make_no_slots(fail: Callable[[], None]) -> None:
     loader.close()
     kept.clear()
     gc.collect()
-    assert (open_files(), slot_maps()) == before
-
-
-def killed_before_sending(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Collate a batch into a slot, and die before it is sent."""
-    batch: torch.Tensor = default_collate(rows)
-    if int(batch[0, 0]) == SICK:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return batch
-
-
-def test_a_worker_killed_between_making_and_sending() -> None:
-    """An error names the worker, and the memory that it made goes with it."""
-    gc.collect()
-    before = open_files(), slot_maps()
-    loader: Any = numapin.DataLoader(numbers(), BATCH, num_workers=2, collate_fn=killed_before_sending)
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
-        list(loader)
-    loader.close()
-    del loader
     assert (open_files(), slot_maps()) == before
 
 

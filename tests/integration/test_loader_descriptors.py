@@ -89,7 +89,7 @@ def test_workers_close_the_slots_of_other_loaders() -> None:
             iterator: Any = iter(validation)
             next(iterator)
             pid = iterator._workers[0].pid
-            assert wait_until(lambda: num_slots(pid) == 0, limit_s=20)  # it has its own until the batch is sent
+            assert wait_until(lambda: num_slots(pid) == 0, limit_s=60)  # it has its own until the batch is sent
         assert torch.equal(kept[0][0], torch.zeros(2, 8192))
 
 
@@ -104,7 +104,7 @@ def test_workers_that_wait_to_hand_slots_over_end_at_once(monkeypatch: pytest.Mo
     dataset = TensorDataset(torch.zeros(10_000))
     iterator: Any = iter(numapin.DataLoader(dataset, num_workers=1, prefetch_factor=500))
     next(iterator)
-    assert wait_until(lambda: is_stuck(iterator), limit_s=20)
+    assert wait_until(lambda: is_stuck(iterator), limit_s=60)
     in_vain = joins_in_vain(monkeypatch)
     iterator._shutdown_workers()
     assert in_vain == []

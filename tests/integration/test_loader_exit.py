@@ -5,14 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.integration.launching import call, script
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.xdist_group("endings")  # so that the program is started once
 
 # Each ending runs in a child that was forked after torch's import. "kept": references in other modules keep an iterator
 # alive until Python has emptied its module, as dill's do.
@@ -119,36 +115,20 @@ for ending in sys.argv[2:]:
 """
 
 
-_OF_THREADS = ("settle", "settle_forever", "reclaim", "reclaim_late")
-
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Give the stderr output of each ending."""
-    folder: Path = tmp_path_factory.mktemp("endings")
-    kept = ("kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch")
-    endings = ("end", "raise", "exit", *_OF_THREADS, *kept)
-    done = call(sys.executable, script(folder, _PROGRAM), str(folder), *endings)
-    said = {ending: (folder / ending).read_text() for ending in endings}
-    expected = [f"{ending} {int(ending == 'raise')}" for ending in endings]
-    assert done.out.splitlines() == expected, (done.err, said)
-    return said
-
-
-@pytest.mark.parametrize(
-    "ending",
-    ["end", "exit", *_OF_THREADS, "kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch"],
-)
-def test_the_end_of_python_is_silent(said: dict[str, str], ending: str) -> None:
+def test_the_end_of_python_is_silent(tmp_path: Path) -> None:
     """Nothing is printed, with or without workers, also with persistent ones, and while slots are pinned or freed.
 
-    A driver call that does not return does not keep the process from ending.
+    A driver call that does not return does not keep the process from ending. After an error, the program's own
+    traceback is all.
     """
-    assert said[ending] == ""
-
-
-def test_after_an_error_only_the_error_is_told(said: dict[str, str]) -> None:
-    """After an error, the program's own traceback is the last output."""
-    assert said["raise"].startswith("Traceback (most recent call last):\n")
-    assert said["raise"].endswith("LookupError: the user's own\n")
-    assert "ignored" not in said["raise"]
+    kept = ("kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch")
+    endings = ("end", "raise", "exit", "settle", "settle_forever", "reclaim", "reclaim_late", *kept)
+    done = call(sys.executable, script(tmp_path, _PROGRAM), str(tmp_path), *endings)
+    said = {ending: (tmp_path / ending).read_text() for ending in endings}
+    expected = [f"{ending} {int(ending == 'raise')}" for ending in endings]
+    assert done.out.splitlines() == expected, (done.err, said)
+    error = said.pop("raise")
+    assert said == dict.fromkeys(said, "")
+    assert error.startswith("Traceback (most recent call last):\n")
+    assert error.endswith("LookupError: the user's own\n")
+    assert "ignored" not in error

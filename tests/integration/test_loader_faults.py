@@ -100,10 +100,9 @@ def test_a_start_that_fails_leaks_nothing() -> None:
     assert firsts(loader) == list(range(0, ROWS, 4))
 
 
-@pytest.mark.parametrize("budget", [None, 0], ids=["slots", "no slots"])
-def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
+def test_an_epoch_leaves_no_descriptors() -> None:
     """Descriptors are closed at the end of an epoch, without the garbage collector."""
-    loader = numapin.DataLoader(NUMBERS, 4, num_workers=1, pinned_budget=budget)
+    loader = numapin.DataLoader(NUMBERS, 4, num_workers=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
     gc.collect()
     gc.disable()
@@ -117,7 +116,7 @@ def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
 
 
 def test_the_default_time_out_of_sockets_is_not_ours() -> None:
-    """The loader ignores the default time-out of sockets, which a program may set for itself."""
+    """A program may set one for itself."""
     socket.setdefaulttimeout(0.01)
     try:
         assert firsts(numapin.DataLoader(NUMBERS, 4, num_workers=1)) == list(range(0, ROWS, 4))

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -37,11 +36,10 @@ NUMBERS = Made(lambda index: torch.cat((torch.full((8,), float(index)), torch.ra
 
 @dataclass(slots=True)
 class Forks:
-    """How many of the next forks hang, and how long a child sleeps first."""
+    """How many of the next forks hang."""
 
     num_to_hang: int = 0
     hangs: bool = False
-    delay_s: float = 0
 
     def before(self) -> None:
         """Decide in the parent whether this fork hangs."""
@@ -49,8 +47,7 @@ class Forks:
         self.num_to_hang -= self.hangs
 
     def in_child(self) -> None:
-        """Sleep, and wait for a lock that nothing can release; or, if locks cannot be seen, for a signal."""
-        time.sleep(self.delay_s)
+        """Wait for a lock that nothing can release; or, if locks cannot be seen, for a signal."""
         lock = threading.Lock()
         while self.hangs:
             lock.acquire()
@@ -86,25 +83,24 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
     """Give control over hanging forks; workers are looked at after 0.1 s instead of 1."""
     monkeypatch.setattr(forking, "LOOK_S", 0.1)
     yield _FORKS
-    _FORKS.num_to_hang, _FORKS.delay_s = 0, 0
+    _FORKS.num_to_hang = 0
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"dataset": NUMBERS, "num_workers": 1},
         {"dataset": NUMBERS, "num_workers": 2, "persistent_workers": True},
-        {"dataset": NUMBERS, "num_workers": 2, "timeout": 3},
+        {"dataset": NUMBERS, "num_workers": 2, "timeout": 100},
         {"dataset": NUMBERS, "num_workers": 2, "in_order": False},
         {"dataset": Stream(), "num_workers": 2},
     ],
-    ids=["one", "persistent", "timeout", "any-order", "iterable"],
+    ids=["persistent", "timeout", "any-order", "iterable"],
 )
 def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], options: dict[str, Any]) -> None:
     """Two epochs have the same batches as torch's loader, and the restart is reported once."""
     told = []
-    for loader_class, hang in ((DataLoader, 0), (numapin.DataLoader, 1)):
+    for loader_class, hang in ((DataLoader, 0), (numapin.DataLoader, 2)):
         torch.manual_seed(3)
         forks.num_to_hang = hang
         loader = loader_class(batch_size=4, **options)
@@ -113,14 +109,9 @@ def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], optio
         del loader
     assert told[0] == told[1]
     said = capfd.readouterr().err
-    assert said.count("worker 0 hung in its fork, before it ran anything, and was restarted") == 1
+    num_told = [said.count(f"worker {n} hung in its fork, before it ran anything, and was restarted") for n in (0, 1)]
+    assert num_told == [1, 1]
     assert (FORKS_ISSUE in said) == forks_may_hang(sys.version_info[:3])
-
-
-def test_several_hang_and_again(forks: Forks) -> None:
-    """Both workers hang, one of them twice, and all batches arrive."""
-    forks.num_to_hang = 3
-    assert [int(batch[0, 0]) for batch in numapin.DataLoader(NUMBERS, 4, num_workers=2)] == list(range(0, ROWS, 4))
 
 
 def test_one_that_always_hangs_is_an_error(forks: Forks) -> None:
@@ -139,16 +130,6 @@ def test_one_that_may_only_be_slow(
     forks.num_to_hang = 1
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.5 seconds"):
         list(numapin.DataLoader(NUMBERS, 4, num_workers=1, timeout=0.5))
-    assert capfd.readouterr().err == ""
-
-
-def test_a_handler_may_take_its_time(forks: Forks, capfd: pytest.CaptureFixture[str]) -> None:
-    """A worker whose at-fork handler sleeps is not restarted, and nothing is reported."""
-    forks.delay_s = 0.5  # five looks
-    loader = iter(numapin.DataLoader(NUMBERS, 4, num_workers=1))
-    pids = [worker.pid for worker in loader._workers]  # type: ignore[attr-defined] # torch's
-    assert len(list(loader)) == ROWS // 4
-    assert [worker.pid for worker in loader._workers] == pids  # type: ignore[attr-defined]
     assert capfd.readouterr().err == ""
 
 
@@ -254,19 +235,6 @@ def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkey
         with pytest.raises(KeyboardInterrupt):
             next(loader)
     assert wait_until(lambda: state_of(process.pid) == "S", limit_s=60)
-    assert len(list(loader)) == ROWS // 4
-
-
-def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that somebody resumes at that moment is checked again, without waiting forever."""
-    monkeypatch.setattr(forking, "_STOPS_IN_S", 0.1)
-    forks.num_to_hang = 1
-    loader = iter(numapin.DataLoader(NUMBERS, 4, num_workers=1))
-    context, processes = loader._context, loader._workers  # type: ignore[attr-defined] # torch's
-    assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
-    with monkeypatch.context() as changed:
-        changed.setattr(signal, "SIGSTOP", signal.SIGCONT)
-        assert not context.start_again(processes, 0)
     assert len(list(loader)) == ROWS // 4
 
 

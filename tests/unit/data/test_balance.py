@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -15,7 +15,6 @@ from tests.unit.data.seam import Balance
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-EVERY: Final = [True] * 8
 # Batches per second of eight processes that did the same work on one machine: cores are not equal.
 UNEQUAL: Final = [1 / rate for rate in (197, 210, 225, 235, 240, 250, 260, 327)]
 
@@ -31,7 +30,6 @@ class Simulation:
     prefetch: int = 2
     spread: float = 0.0
     now_s: float = 0.0
-    num_made: list[int] = field(default_factory=list)
     most_waiting: int = 0
 
     def __post_init__(self) -> None:
@@ -39,7 +37,6 @@ class Simulation:
         self._chance = random.Random(1)  # noqa: S311 - a simulation
         self._queues: list[list[int]] = [[] for _ in self.task_s]
         self._running: list[tuple[float, int, int]] = []  # end, worker, task
-        self.num_made = [0] * len(self.task_s)
 
     def share_of_full_speed(
         self, choose: Callable[[], int], balance: Balance | None, *, num_tasks: int = 2000
@@ -59,7 +56,6 @@ class Simulation:
         while taken < num_tasks:
             self.now_s, worker, task = heapq.heappop(self._running)
             self._queues[worker].remove(task)
-            self.num_made[worker] += 1
             there.add(task)
             self.most_waiting = max(self.most_waiting, len(there))
             if balance is not None:
@@ -89,96 +85,73 @@ def balanced(simulation: Simulation) -> float:
     return simulation.share_of_full_speed(lambda: balance.choose([True] * len(simulation.task_s)), balance)
 
 
-class TestSpeed:
-    """Batches in order, at nearly the speed at which the workers make them."""
-
-    @pytest.mark.parametrize(
-        ("task_s", "spread", "at_least", "torchs_at_most"),
-        [
-            (UNEQUAL, 0.0, 0.98, 0.85),
-            (UNEQUAL, 0.3, 0.92, 0.85),
-            ([3.0] + [1.0] * 7, 0.0, 0.97, 0.4),
-            ([3.0] + [1.0] * 7, 0.3, 0.9, 0.4),
-            ([40.0] + [1.0] * 7, 0.0, 0.75, 0.05),  # nearly as if that worker did not exist
-            ([1.0] * 8, 0.0, 0.99, 1.01),
-        ],
-        ids=["cores", "cores-uneven-batches", "one-slow", "one-slow-uneven-batches", "one-useless", "equal"],
-    )
-    def test_a_slow_worker_does_not_set_the_pace(
-        self, task_s: list[float], spread: float, at_least: float, torchs_at_most: float
-    ) -> None:
-        """The loop is nearly as fast as the workers together, where torch's turns are as slow as the slowest."""
-        assert in_turn(Simulation(task_s, spread=spread)) <= torchs_at_most
-        assert balanced(Simulation(task_s, spread=spread)) >= at_least
-
-    def test_each_worker_gets_as_much_as_it_can_do(self) -> None:
-        """A worker that takes three times as long makes a third of what each of the others makes."""
-        simulation = Simulation([3.0] + [1.0] * 7)
-        balanced(simulation)
-        slow, *others = simulation.num_made
-        assert sum(others) / 7 / slow == pytest.approx(3, rel=0.05)
-        assert max(others) - min(others) <= 4
-
-    def test_the_batches_that_wait_are_bounded(self) -> None:
-        """However slow one worker is, no more batches wait for it than prefetch_factor times the workers."""
-        simulation = Simulation([1000.0] + [1.0] * 7)
-        balanced(simulation)
-        assert simulation.most_waiting <= 16
-
-    def test_a_worker_that_was_slow_once_is_used_again(self) -> None:
-        """A pause of a hundred tasks' time costs a worker some tasks, not all later ones."""
-        now_s = 0.0
-        balance = Balance(2, clock=lambda: now_s)
-        for worker, task_s in ((0, 1.0), (1, 100.0)):
-            balance.note_sent(worker)
-            now_s += task_s
-            balance.note_arrival(worker)
-        chosen = []
-        for _ in range(2000):
-            chosen.append(balance.choose([True, True]))
-            balance.note_sent(chosen[-1])
-            now_s += 1
-            balance.note_arrival(chosen[-1])
-        assert chosen.index(1) > 100
-        assert chosen[1000:].count(1) > 100
+@pytest.mark.parametrize(
+    ("task_s", "spread", "at_least", "torchs_at_most"),
+    [
+        (UNEQUAL, 0.0, 0.98, 0.85),
+        ([3.0] + [1.0] * 7, 0.3, 0.9, 0.4),
+        ([40.0] + [1.0] * 7, 0.0, 0.75, 0.05),  # nearly as if that worker did not exist
+        ([1.0] * 8, 0.0, 0.99, 1.01),
+    ],
+    ids=["cores", "one-slow-uneven-batches", "one-useless", "equal"],
+)
+def test_a_slow_worker_does_not_set_the_pace(
+    task_s: list[float], spread: float, at_least: float, torchs_at_most: float
+) -> None:
+    """The loop is nearly as fast as the workers together, where torch's turns are as slow as the slowest."""
+    assert in_turn(Simulation(task_s, spread=spread)) <= torchs_at_most
+    assert balanced(Simulation(task_s, spread=spread)) >= at_least
 
 
-class TestChoice:
-    """One choice."""
+def test_the_batches_that_wait_are_bounded() -> None:
+    """However slow one worker is, no more batches wait for it than prefetch_factor times the workers."""
+    simulation = Simulation([1000.0] + [1.0] * 7)
+    balanced(simulation)
+    assert simulation.most_waiting <= 16
 
-    def test_nothing_is_known_yet(self) -> None:
-        """The first tasks are handed out in turn, as torch does."""
-        balance = Balance(3)
-        chosen = []
-        for _ in range(6):
-            chosen.append(balance.choose([True] * 3))
-            balance.note_sent(chosen[-1])
-        assert chosen == [0, 1, 2, 0, 1, 2]
 
-    def test_a_worker_without_tasks_comes_first(self) -> None:
-        """Among equally fast workers the one with the fewest unfinished tasks is chosen."""
-        now_s = 0.0
-        balance = Balance(3, clock=lambda: now_s)
-        for worker in (0, 1, 2, 0, 1, 2):
-            balance.note_sent(worker)
-        now_s = 1.0
-        balance.note_arrival(2)
-        assert balance.choose([True] * 3) == 2
-        assert [balance.num_unfinished(worker) for worker in range(3)] == [2, 2, 1]
+def test_a_worker_that_was_slow_once_is_used_again() -> None:
+    """A pause of a hundred tasks' time costs a worker some tasks, not all later ones."""
+    now_s = 0.0
+    balance = Balance(2, clock=lambda: now_s)
+    for worker, task_s in ((0, 1.0), (1, 100.0)):
+        balance.note_sent(worker)
+        now_s += task_s
+        balance.note_arrival(worker)
+    chosen = []
+    for _ in range(2000):
+        chosen.append(balance.choose([True, True]))
+        balance.note_sent(chosen[-1])
+        now_s += 1
+        balance.note_arrival(chosen[-1])
+    assert chosen.index(1) > 100
+    assert chosen[1000:].count(1) > 100
 
-    def test_an_ended_worker_gets_nothing(self) -> None:
-        """Only active workers are chosen, even if another one has fewer tasks; with none, any is named."""
-        balance = Balance(3)
-        balance.note_sent(1)
-        assert {balance.choose([False, True, False]) for _ in range(4)} == {1}
-        assert balance.choose([False] * 3) in range(3)
 
-    def test_a_task_that_was_not_sent_does_not_count(self) -> None:
-        """At the end of an epoch there is no task left for the worker that was chosen."""
-        balance = Balance(2)
-        balance.note_sent(0)
-        balance.note_sent(0)
-        balance.take_back(0)
-        assert balance.num_unfinished(0) == 1
-        balance.note_arrival(1)  # from a worker without tasks
-        assert balance.num_unfinished(1) == 0
+def test_nothing_is_known_yet() -> None:
+    """The first tasks are handed out in turn, as torch does."""
+    balance = Balance(3)
+    chosen = []
+    for _ in range(6):
+        chosen.append(balance.choose([True] * 3))
+        balance.note_sent(chosen[-1])
+    assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+def test_an_ended_worker_gets_nothing() -> None:
+    """Only active workers are chosen, even if another one has fewer tasks; with none, any is named."""
+    balance = Balance(3)
+    balance.note_sent(1)
+    assert {balance.choose([False, True, False]) for _ in range(4)} == {1}
+    assert balance.choose([False] * 3) in range(3)
+
+
+def test_a_task_that_was_not_sent_does_not_count() -> None:
+    """At the end of an epoch there is no task left for the worker that was chosen."""
+    balance = Balance(2)
+    balance.note_sent(0)
+    balance.note_sent(0)
+    balance.take_back(0)
+    assert balance.num_unfinished(0) == 1
+    balance.note_arrival(1)  # from a worker without tasks
+    assert balance.num_unfinished(1) == 0

@@ -15,68 +15,51 @@ BF16, FLOAT = torch.bfloat16, torch.float32
 CASTS = casts_of(BF16)
 
 
-class TestPairs:
-    """The user's `cast`."""
-
-    @pytest.mark.parametrize(
-        ("cast", "pairs"),
-        [
-            (None, {}),
-            (torch.bfloat16, {torch.float64: BF16, torch.float32: BF16}),
-            (torch.float16, {torch.float64: torch.float16, torch.float32: torch.float16}),
-            (torch.float32, {torch.float64: torch.float32}),
-            ({torch.float32: torch.bfloat16}, {torch.float32: BF16}),
-        ],
-    )
-    def test_what_is_cast(self, cast: object, pairs: dict[torch.dtype, torch.dtype]) -> None:
-        """A dtype stands for all wider floating-point dtypes."""
-        assert dict(casts_of(cast)) == pairs
-
-    @pytest.mark.parametrize(
-        ("cast", "text"),
-        [
-            (torch.float64, "cast=torch.float64: tensors can be cast to torch.float32, torch.bfloat16 and"),
-            (torch.int8, "cast=torch.int8: tensors can"),
-            (torch.float8_e4m3fn, "cast=torch.float8_e4m3fn: tensors can"),
-            ("bfloat16", "cast=bfloat16: tensors can"),
-            ({torch.int64: BF16}, "cast from torch.int64: only torch.float64 and torch.float32 tensors can be cast"),
-            ({torch.float16: BF16}, "cast from torch.float16: only"),
-            ({torch.float32: torch.int8}, "cast to torch.int8: tensors can be cast to"),
-            ({torch.float32: torch.float32}, "cast from torch.float32 to torch.float32: that does not make tensors"),
-            ({torch.float32: "half"}, "cast to half"),
-        ],
-    )
-    def test_what_makes_no_sense(self, cast: object, text: str) -> None:
-        """Everything else is a UsageError that shows a cast that works."""
-        with pytest.raises(UsageError) as caught:
-            casts_of(cast)
-        assert str(caught.value).startswith(text)
-        assert "cast=torch.bfloat16" in str(caught.value.hint)
+@pytest.mark.parametrize(
+    ("cast", "pairs"),
+    [
+        (None, {}),
+        (torch.bfloat16, {torch.float64: BF16, torch.float32: BF16}),
+        (torch.float16, {torch.float64: torch.float16, torch.float32: torch.float16}),
+        (torch.float32, {torch.float64: torch.float32}),
+        ({torch.float32: torch.bfloat16}, {torch.float32: BF16}),
+    ],
+)
+def test_what_is_cast(cast: object, pairs: dict[torch.dtype, torch.dtype]) -> None:
+    """A dtype stands for all wider floating-point dtypes."""
+    assert dict(casts_of(cast)) == pairs
 
 
-def every_value() -> torch.Tensor:
-    """Return the float32 values with any upper and some lower halves: all exponents, NaNs, infinities, ties."""
-    upper = torch.arange(1 << 16, dtype=torch.int64) << 16
+@pytest.mark.parametrize(
+    ("cast", "text"),
+    [
+        (torch.float64, "cast=torch.float64: tensors can be cast to torch.float32, torch.bfloat16 and"),
+        (torch.int8, "cast=torch.int8: tensors can"),
+        (torch.float8_e4m3fn, "cast=torch.float8_e4m3fn: tensors can"),
+        ("bfloat16", "cast=bfloat16: tensors can"),
+        ({torch.int64: BF16}, "cast from torch.int64: only torch.float64 and torch.float32 tensors can be cast"),
+        ({torch.float16: BF16}, "cast from torch.float16: only"),
+        ({torch.float32: torch.int8}, "cast to torch.int8: tensors can be cast to"),
+        ({torch.float32: torch.float32}, "cast from torch.float32 to torch.float32: that does not make tensors"),
+        ({torch.float32: "half"}, "cast to half"),
+    ],
+)
+def test_what_makes_no_sense(cast: object, text: str) -> None:
+    """Everything else is a UsageError that shows a cast that works."""
+    with pytest.raises(UsageError) as caught:
+        casts_of(cast)
+    assert str(caught.value).startswith(text)
+    assert "cast=torch.bfloat16" in str(caught.value.hint)
+
+
+def test_every_value_and_unusual_tensors() -> None:
+    """Every value is rounded as `.to` rounds; views, odd storages and expanded tensors have its strides."""
+    upper = torch.arange(1 << 16, dtype=torch.int64) << 16  # all exponents, NaNs, infinities, ties
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-    return (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
-
-
-@pytest.mark.parametrize("room", [True, False])
-def test_rounding(*, room: bool) -> None:
-    """Every value is rounded bit by bit as `.to(torch.bfloat16)` rounds, with room in the slot or without."""
-    values = every_value()
-    with loopback() as loop:
-        (slots,) = loop.workers
-        loop.packers = [Packer(slots if room else None, worker=0, pins=False, moves=False, casts=CASTS)]
-        found = lent(loop, values)
-        assert torch.equal(found.view(torch.int16), values.to(BF16).view(torch.int16))
-
-
-def test_unusual_tensors() -> None:
-    """Views, storages that are not whole numbers of elements, and expanded tensors have the strides of `.to`."""
+    every = (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
     whole = torch.arange(4096.0).view(64, 64)
     odd = torch.empty(0).set_(torch.arange(43, dtype=torch.uint8).untyped_storage(), 1, (9,), (1,))
-    wide = [whole, whole[3:], whole.T, whole[:, 5], whole[7, 9:], odd, torch.ones(1, 3).expand(1000, 3)]
+    wide = [every, whole, whole[3:], whole.T, whole[:, 5], whole[7, 9:], odd, torch.ones(1, 3).expand(1000, 3)]
     with loopback() as loop:
         (slots,) = loop.workers
         loop.packers = [Packer(slots, worker=0, pins=False, moves=False, casts=CASTS)]

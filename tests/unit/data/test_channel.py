@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import queue
-import select
-import signal
 import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -36,14 +32,6 @@ def channel() -> Iterator[Channel]:
     made = Channel()
     yield made
     made.close()
-
-
-def writer(channel: Channel, number: int) -> Channel:
-    """Return the end of another writer, in this process."""
-    made = Channel.__new__(Channel)
-    made.__setstate__((channel._reader, channel._writer))
-    made.number = number
-    return made
 
 
 def forked(work: Callable[[Channel], None], channel: Channel) -> BaseProcess:
@@ -72,12 +60,6 @@ def what_is_open() -> tuple[int, int]:
 class TestReceive:
     """Waiting for a message."""
 
-    def test_a_message_of_any_size_arrives_whole(self, channel: Channel) -> None:
-        """Messages of any size arrive whole, even at the edges of a frame (4088 bytes) and if empty."""
-        for size in (0, 1, 4087, 4088, 4089, 8176, 8177, PIPE_BYTES, 200_000):
-            channel.send(LARGE[:size])
-            assert channel.receive(WAIT_S) == LARGE[:size]
-
     def test_without_a_message_it_is_empty_in_time(self, channel: Channel) -> None:
         """It raises queue.Empty, as multiprocessing's queues do, and not too early; what is there needs no time."""
         for timeout_s in (0, 0.05):
@@ -97,8 +79,7 @@ class TestReceive:
 
     def test_it_wakes_up_for_a_late_message(self, channel: Channel) -> None:
         """Without a timeout it waits for a message."""
-        late = threading.Timer(0.1, channel.send, [b"late"])
-        late.start()
+        threading.Timer(0.1, channel.send, [b"late"]).start()
         assert channel.receive(None) == b"late"
 
     def test_it_waits_on_where_no_writer_is_left(self) -> None:
@@ -113,88 +94,35 @@ class TestReceive:
         channel.close()
 
 
-class TestFill:
-    """Looking ahead without waiting."""
-
-    def test_it_says_whether_anything_came(self, channel: Channel) -> None:
-        """Messages are received once, in order, however they are read; sending small ones costs no thread."""
-        assert not channel.fill()
-        channel.send(b"one")
-        channel.send(b"two")
-        assert channel._late is None
-        assert channel.fill()
-        assert not channel.fill()
-        channel.send(b"three")
-        assert read_all(channel, 3) == [b"one", b"two", b"three"]
-        assert not channel.fill()
-
-    def test_a_frame_that_came_in_part_is_finished_later(self, channel: Channel) -> None:
-        """A read may end in the middle of a header or of a body."""
-        sender = Channel()
-        sender.send(b"first")
-        sender.send(b"second")
-        raw = os.read(sender._reader.fileno(), PIPE_BYTES)
-        for byte in raw:
-            os.write(channel._writer.fileno(), bytes([byte]))
-            channel.fill()
-        assert list(channel._messages) == [b"first", b"second"]
-        sender.close()
+def test_it_says_whether_anything_came(channel: Channel) -> None:
+    """Messages are received once, in order, however they are read; sending small ones costs no thread."""
+    assert not channel.fill()
+    channel.send(b"one")
+    channel.send(b"two")
+    assert channel._late is None
+    assert channel.fill()
+    assert not channel.fill()
+    channel.send(b"three")
+    assert read_all(channel, 3) == [b"one", b"two", b"three"]
+    assert not channel.fill()
 
 
-class TestSend:
-    """Sending never waits."""
-
-    def test_a_full_pipe_does_not_hold_the_sender_up(self, channel: Channel) -> None:
-        """Messages that do not fit in the pipe, which nobody reads yet, are sent later, in order, before later ones."""
-        messages = [LARGE, b"small", LARGE[::-1], b""]
-        for message in messages:
-            channel.send(message)
-        assert read_all(channel, 4) == messages
-        later = [b"%d" % number for number in range(200)]  # straight out, as the backlog is gone
-        for message in later:
-            channel.send(message)
-        assert read_all(channel, 200) == later
-
-    def test_nothing_overtakes_what_waits(self, channel: Channel) -> None:
-        """A message queues up behind the backlog, even if the pipe has room again."""
-        waiting: list[list[bytes]] = []
-        late: Any = SimpleNamespace(
-            is_busy=lambda: True, add=lambda frames: waiting.append(list(frames)), discard=lambda: None
-        )
-        channel._late = late
-        channel.send(b"small")
-        assert not channel.fill()
-        assert [frame[-5:] for frames in waiting for frame in frames] == [b"small"]
-
-    @pytest.mark.parametrize("message", [b"small", LARGE], ids=["small", "large"])
-    def test_without_a_reader_messages_are_dropped(self, message: bytes) -> None:
-        """A worker whose rank is gone continues to its own end, as with torch's queues."""
-        channel = Channel()
-        channel.send(LARGE)  # some of it waits in the thread
-        channel._reader.close()
-        channel.send(message)
-        wait_until(lambda: channel._late is None or not channel._late.is_busy(), limit_s=WAIT_S)
-        channel.send(message)
-        assert channel._late is not None
-        assert not channel._late.is_busy()
-        channel._writer.close()
-
-    def test_writers_do_not_mix(self, channel: Channel) -> None:
-        """Each message is assembled from its own writer's frames, even if frames of others lie between them."""
-        one, other = writer(channel, 1), writer(channel, 2)
-        threads = [threading.Thread(target=end.send, args=(LARGE[end.number :],)) for end in (one, other)]
-        for thread in threads:
-            thread.start()
-        assert sorted(read_all(channel, 2), key=len) == [LARGE[2:], LARGE[1:]]
+def test_without_a_reader_messages_are_dropped() -> None:
+    """A worker whose rank is gone continues to its own end, as with torch's queues."""
+    channel = Channel()
+    channel.send(LARGE)  # some of it waits in the thread
+    channel._reader.close()
+    channel.send(b"small")
+    late = channel._late
+    assert late is not None
+    assert wait_until(lambda: not late.is_busy(), limit_s=WAIT_S)
+    channel.send(LARGE)
+    assert not late.is_busy()
+    channel._writer.close()
 
 
 def _send_and_leave(channel: Channel) -> None:
     channel.send(LARGE)
-
-
-def _send_and_sleep(channel: Channel) -> None:
-    channel.send(LARGE)
-    time.sleep(WAIT_S)
 
 
 def _cancel_and_leave(channel: Channel) -> None:
@@ -207,49 +135,32 @@ def _cancel_first(channel: Channel) -> None:
     channel.send(LARGE)
 
 
-class TestProcesses:
-    """Starts and ends of processes."""
+def test_a_process_that_ends_sends_all_first(channel: Channel) -> None:
+    """A process waits at exit until its messages are sent, as multiprocessing's queues do."""
+    process = forked(_send_and_leave, channel)
+    time.sleep(0.05)
+    assert process.is_alive()
+    assert channel.receive(WAIT_S) == LARGE
+    assert ended(process) == 0
 
-    def test_a_process_that_ends_sends_all_first(self, channel: Channel) -> None:
-        """A process waits at exit until its messages are sent, as multiprocessing's queues do."""
-        process = forked(_send_and_leave, channel)
-        time.sleep(0.05)
-        assert process.is_alive()
-        assert channel.receive(WAIT_S) == LARGE
-        assert ended(process) == 0
 
-    @pytest.mark.parametrize("work", [_cancel_and_leave, _cancel_first])
-    def test_a_process_need_not_wait(self, channel: Channel, work: Callable[[Channel], None]) -> None:
-        """After cancel_join_thread, called before or after the message, it ends without a reader."""
-        assert ended(forked(work, channel)) == 0
+@pytest.mark.parametrize("work", [_cancel_and_leave, _cancel_first])
+def test_a_process_need_not_wait(channel: Channel, work: Callable[[Channel], None]) -> None:
+    """After cancel_join_thread, called before or after the message, it ends without a reader."""
+    assert ended(forked(work, channel)) == 0
+    # It is for a process that is being started only, as multiprocessing's queues.
+    with pytest.raises(RuntimeError, match="inheritance"):
+        pickle.dumps(channel)
 
-    def test_it_cannot_be_pickled_elsewhere(self, channel: Channel) -> None:
-        """A channel can be pickled only for a process that is being started, as multiprocessing's queues."""
-        with pytest.raises(RuntimeError, match="inheritance"):
-            pickle.dumps(channel)
 
-    def test_a_writer_killed_in_mid_message_harms_no_other(self, channel: Channel) -> None:
-        """A killed writer holds no lock; its partial message is dropped, and those of others arrive whole."""
-        victim = writer(channel, 1)
-        process = forked(_send_and_sleep, victim)
-        select.select([channel._reader.fileno()], [], [], WAIT_S)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        assert ended(process) == -signal.SIGKILL
-        for number in (2, 3):
-            writer(channel, number).send(b"%d" % number * 30_000)
-        assert sorted(read_all(channel, 2)) == [b"2" * 30_000, b"3" * 30_000]
-        with pytest.raises(queue.Empty):
-            channel.receive(0.05)
-
-    def test_a_closed_channel_leaves_no_descriptor_and_no_thread(self) -> None:
-        """A hundred iterators that were left with full pipes leave no thread and no descriptor."""
-        before = what_is_open()
-        for _ in range(100):
-            channel = Channel()
-            channel.send(LARGE[: 2 * PIPE_BYTES])
-            channel.close()
-        assert wait_until(lambda: what_is_open() <= before, limit_s=WAIT_S), what_is_open()
+def test_a_closed_channel_leaves_no_descriptor_and_no_thread() -> None:
+    """A hundred iterators that were left with full pipes leave no thread and no descriptor."""
+    before = what_is_open()
+    for _ in range(100):
+        channel = Channel()
+        channel.send(LARGE[: 2 * PIPE_BYTES])
+        channel.close()
+    assert wait_until(lambda: what_is_open() <= before, limit_s=WAIT_S), what_is_open()
 
 
 GRANT = Grant(7, expected_bytes=4096, forgotten=(3,))

@@ -17,7 +17,6 @@ import torch
 
 from tests.data.child import in_forked_child
 from tests.data.loopback import Loopback, gpu, lent, loopback, num_mapped, num_open
-from tests.unit.data.seam import memory
 from tests.unit.data.seam import pool as pool_module
 
 if TYPE_CHECKING:
@@ -48,26 +47,8 @@ def pin(loop: Loopback, num_slots: int) -> None:
         loop.settle()
 
 
-REFERENCES: Final[dict[str, Callable[[torch.Tensor], object]]] = {
-    "tensor": lambda tensor: tensor,
-    "view of a view": lambda tensor: tensor.view(10, 100).t()[4],
-    "storage": lambda tensor: tensor.untyped_storage(),
-    "buffer": lambda tensor: tensor.numpy()[::7].data[2:3],
-    "graph": lambda tensor: (tensor * torch.ones(1000, requires_grad=True)).sum(),
-}
-
-
 class TestLending:
     """Slots on loan."""
-
-    @pytest.mark.parametrize("name", REFERENCES)
-    def test_it_ends_with_the_last_reference(self, loop: Loopback, name: str) -> None:
-        """The slot is free with the last reference of any kind, including autograd's saved tensors, and not before."""
-        kept = REFERENCES[name](lent(loop, BATCH))
-        gc.collect()
-        assert (loop.num_on_loan(), loop.num_free()) == (1, 0)
-        del kept
-        assert (loop.num_on_loan(), loop.num_free()) == (0, 1)
 
     def test_references_may_end_on_any_thread(self, loop: Loopback) -> None:
         """References may end in any threads, even all at once; each slot is freed once."""
@@ -100,25 +81,6 @@ class TestLending:
         del kept
         assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
 
-    def test_poison_leaves_alone_what_a_worker_may_have_by_then(self) -> None:
-        """Batches arrive on torch's pin thread, while the loop's thread hands free slots to workers."""
-        with loopback(poison=True) as loop:
-            one = lent(loop, BATCH)
-            loop.begin()  # no slot is free for the next batch
-            address = one.data_ptr()
-            del one
-            (slot,) = loop.pool.slots
-            loop.pool.reclaim()
-
-            def is_poisoned() -> bool:
-                return bytes(memory.view_of(memory.window(address, BATCH.nbytes, owner=slot))) == b"\xa5" * BATCH.nbytes
-
-            other = lent(loop, BATCH)
-            assert not is_poisoned()
-            loop.pool.reclaim()
-            assert is_poisoned()
-            assert torch.equal(other, BATCH)
-
     def test_what_dead_workers_held_is_taken_back(self, loop: Loopback) -> None:
         """Slots that the loop still refers to stay on loan; the others are free for the next workers."""
         kept = [lent(loop, BATCH) for _ in range(4)]
@@ -134,114 +96,84 @@ class TestLending:
         assert torch.equal(kept[0], BATCH)
 
 
-class TestCopies:
-    """Slots without references that a copy of the user's may still read."""
-
-    def test_a_slot_is_not_free_before_its_event_has_passed(self, pinned: Loopback, fake_cuda: FakeCuda) -> None:
-        """The slot counts as on loan until the copy has ended."""
-        fake_cuda.hold_events()
-        lent(pinned, BATCH)
-        pinned.pool.reclaim()
-        assert (pinned.num_free(), pinned.num_on_loan()) == (NUM_KEPT - 1, 1)
-        fake_cuda.pass_events()
-        assert (pinned.num_free(), pinned.num_on_loan()) == (NUM_KEPT, 0)
-
-    def test_a_pageable_slot_is_free_at_once(self, fake_cuda: FakeCuda) -> None:
-        """A copy from pageable memory has ended when its call returns, so no event is recorded."""
-        fake_cuda.hold_events()
-        with loopback(**gpu(), budget_bytes=lambda: 0) as loop:
-            for _ in range(5):
-                lent(loop, BATCH)
-                loop.settle()
-            assert (len(loop.pool.slots), fake_cuda.get("recorded")) == (1, 0)
-
-    def test_a_loop_that_runs_far_ahead_waits_for_the_gpu(self, pinned: Loopback, fake_cuda: FakeCuda) -> None:
-        """With more than four slots behind copies it waits, but not for long: the GPU may be waiting for the loop."""
-        fake_cuda.hold_events()
-        batches = [lent(pinned, BATCH) for _ in range(5)]
-        batches.clear()
-        began_s = time.monotonic()
-        pinned.pool.reclaim()
-        assert time.monotonic() - began_s > 0.04
-        assert len(pinned.pool.quarantine) == 5
-        fake_cuda.set(hold_events=0)
-        pinned.pool.reclaim()
-        assert pinned.num_on_loan() == 0
-
-    def test_it_goes_on_as_soon_as_the_gpu_does(
-        self, pinned: Loopback, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It looks often, and does not wait for the rest of its time."""
-        monkeypatch.setattr(pool_module, "_CATCH_UP_S", 60)
-        monkeypatch.setattr(time, "sleep", lambda _: fake_cuda.pass_events())
-        fake_cuda.hold_events()
-        batches = [lent(pinned, BATCH) for _ in range(5)]
-        batches.clear()
-        assert pinned.num_on_loan() == 0
-
-
-class TestFork:
-    """A child that the user forks inherits everything, and must change nothing."""
-
-    def test_its_finalizers_free_nothing(self, loop: Loopback) -> None:
-        """The end of the last reference in the child frees nothing; the parent's batch stays as it is."""
-        batches = [lent(loop, BATCH)]
-
-        def drop() -> bool:
-            batches.clear()
-            gc.collect()
-            loop.pool.reclaim()
-            return loop.num_free() == 0
-
-        assert in_forked_child(drop)
-        assert (loop.num_free(), loop.num_on_loan()) == (0, 1)
-        assert not lent(loop, BATCH * 0).any()
-        assert torch.equal(batches[0], BATCH)
-
-    def test_its_close_closes_nothing(self, pinned: Loopback, fake_cuda: FakeCuda) -> None:
-        """Pinned memory and slots belong to the parent."""
-        kept = lent(pinned, BATCH)
-
-        def close() -> bool:
-            pinned.pool.close()
-            return num_open() == NUM_KEPT == len(pinned.pool.slots)
-
-        assert in_forked_child(close)
-        assert (fake_cuda.registered_bytes(), num_open()) == (NUM_KEPT * PAGE, NUM_KEPT)
-        assert torch.equal(lent(pinned, -BATCH), -BATCH)
-        assert torch.equal(kept, BATCH)
-
-
-class TestMemory:
-    """Every slot is a file and a mapping of its own."""
-
-    def test_a_slot_that_is_of_no_use_goes_with_its_batch(self, loop: Loopback) -> None:
-        """Until the last reference is gone the batch is intact, then nothing is left of it."""
-        for _ in range(20):
+def test_a_pageable_slot_is_free_at_once(fake_cuda: FakeCuda) -> None:
+    """A copy from pageable memory has ended when its call returns, so no event is recorded."""
+    fake_cuda.hold_events()
+    with loopback(**gpu(), budget_bytes=lambda: 0) as loop:
+        for _ in range(5):
             lent(loop, BATCH)
-        gc.collect()  # of other tests' garbage
-        before = num_mapped()
-        outlier = lent(loop, torch.arange(100_000.0))
-        view = outlier[7:9]
-        del outlier
-        assert loop.num_on_loan() == 1
-        assert view.tolist() == [7, 8]
-        del view
-        loop.begin()  # the worker hears of it
-        loop.pool.reclaim()
-        assert (num_mapped(), num_open()) == (before, 1)
+            loop.settle()
+        assert (len(loop.pool.slots), fake_cuda.get("recorded")) == (1, 0)
 
-    @pytest.mark.parametrize("is_closed", [False, True])
-    def test_what_was_never_received_goes(self, *, is_closed: bool) -> None:
-        """With the workers, and not mistaken for a batch of the next ones, or with the pool."""
-        with loopback() as loop:
-            loop.post(BATCH)
-            head, _ = loop.post(BATCH)
-            loop.post(BATCH)
-            assert loop.pool.lend(head)[0] is not None  # the first descriptor was received on the way
-            if not is_closed:
-                loop.pool.recover()
-                assert num_open() == 1
-                loop.start_workers()
-                assert torch.equal(lent(loop, -BATCH), -BATCH)
-        assert num_open() == 0
+
+def test_a_loop_that_runs_far_ahead_waits_for_the_gpu(pinned: Loopback, fake_cuda: FakeCuda) -> None:
+    """With more than four slots behind copies it waits, but not for long: the GPU may be waiting for the loop."""
+    fake_cuda.hold_events()
+    batches = [lent(pinned, BATCH) for _ in range(5)]
+    batches.clear()
+    began_s = time.monotonic()
+    pinned.pool.reclaim()
+    assert time.monotonic() - began_s > 0.04
+    assert len(pinned.pool.quarantine) == 5
+    fake_cuda.set(hold_events=0)
+    pinned.pool.reclaim()
+    assert pinned.num_on_loan() == 0
+
+
+def test_a_loop_goes_on_as_soon_as_the_gpu_does(
+    pinned: Loopback, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks often, and does not wait for the rest of its time."""
+    monkeypatch.setattr(pool_module, "_CATCH_UP_S", 60)
+    monkeypatch.setattr(time, "sleep", lambda _: fake_cuda.pass_events())
+    fake_cuda.hold_events()
+    batches = [lent(pinned, BATCH) for _ in range(5)]
+    batches.clear()
+    assert pinned.num_on_loan() == 0
+
+
+def test_the_close_of_a_forked_child_closes_nothing(pinned: Loopback, fake_cuda: FakeCuda) -> None:
+    """Pinned memory and slots belong to the parent."""
+    kept = lent(pinned, BATCH)
+
+    def close() -> bool:
+        pinned.pool.close()
+        return num_open() == NUM_KEPT == len(pinned.pool.slots)
+
+    assert in_forked_child(close)
+    assert (fake_cuda.registered_bytes(), num_open()) == (NUM_KEPT * PAGE, NUM_KEPT)
+    assert torch.equal(lent(pinned, -BATCH), -BATCH)
+    assert torch.equal(kept, BATCH)
+
+
+def test_a_slot_that_is_of_no_use_goes_with_its_batch(loop: Loopback) -> None:
+    """Until the last reference is gone the batch is intact, then nothing is left of it."""
+    for _ in range(20):
+        lent(loop, BATCH)
+    gc.collect()  # of other tests' garbage
+    before = num_mapped()
+    outlier = lent(loop, torch.arange(100_000.0))
+    view = outlier[7:9]
+    del outlier
+    assert loop.num_on_loan() == 1
+    assert view.tolist() == [7, 8]
+    del view
+    loop.begin()  # the worker hears of it
+    loop.pool.reclaim()
+    assert (num_mapped(), num_open()) == (before, 1)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_was_never_received_goes(*, is_closed: bool) -> None:
+    """With the workers, and not mistaken for a batch of the next ones, or with the pool."""
+    with loopback() as loop:
+        loop.post(BATCH)
+        head, _ = loop.post(BATCH)
+        loop.post(BATCH)
+        assert loop.pool.lend(head)[0] is not None  # the first descriptor was received on the way
+        if not is_closed:
+            loop.pool.recover()
+            assert num_open() == 1
+            loop.start_workers()
+            assert torch.equal(lent(loop, -BATCH), -BATCH)
+    assert num_open() == 0

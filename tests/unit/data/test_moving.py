@@ -73,19 +73,6 @@ def test_a_forked_child_is_refused(loader: Any) -> None:
     assert in_forked_child(is_refused)
 
 
-def test_no_query_during_a_capture(loader: Any, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While torch captures a graph, batches arrive, and the capture is not broken."""
-    monkeypatch.setattr(opening, "is_capturing", lambda: True)
-    iterator = iter(loader)
-    batches = [next(iterator)]
-    fake_cuda.begin_capture()
-    batches += [next(iterator) for _ in range(3)]
-    assert (fake_cuda.get("capturing"), fake_cuda.invalidated()) == (1, 0)
-    fake_cuda.end_capture()
-    monkeypatch.undo()
-    assert wrong_ones([*batches, *iterator], 0) == []
-
-
 def test_a_kernel_that_failed_is_told(loader: Any, fake_cuda: FakeCuda) -> None:
     """A query that fails reaches the loop with the driver's name, and a hint how to find the kernel."""
     iterator = iter(loader)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 import numapin
+from tests.contract.datasets import Made
 from tests.integration.gpu_loading import lies_in_slot
 
 PIECES = [b"one", bytearray(b""), memoryview(b"three"), np.arange(40_000, dtype=np.uint16), torch.arange(7).byte()]
@@ -20,16 +20,7 @@ def content(piece: Any) -> bytes:
     return bytes(piece.numpy().data if isinstance(piece, torch.Tensor) else piece)
 
 
-class Files(Dataset[bytes]):
-    """Item i: 20,000 bytes of i, more or fewer."""
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return 32
-
-    def __getitem__(self, index: int) -> bytes:
-        """Return an item."""
-        return bytes([index]) * (20_000 + 100 * index)
+FILES = Made(lambda index: bytes([index]) * (20_000 + 100 * index), 32)
 
 
 def test_pieces() -> None:
@@ -57,10 +48,10 @@ def test_what_has_no_bytes(wrong: object) -> None:
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "device": "cpu"}])
 def test_through_a_loader(options: dict[str, Any]) -> None:
     """A batch is in its slot, written once; its pieces are right, also in batches that the loop keeps."""
-    loader = numapin.DataLoader(Files(), 8, collate_fn=numapin.pack_bytes, **options)
+    loader = numapin.DataLoader(FILES, 8, collate_fn=numapin.pack_bytes, **options)
     batches: list[Any] = list(loader)
     pieces = [content(piece) for batch in batches for piece in batch]
-    assert pieces == [Files()[index] for index in range(len(Files()))]
+    assert pieces == [FILES[index] for index in range(len(FILES))]
     if options["num_workers"]:
         assert all(lies_in_slot(loader, piece) for batch in batches for piece in batch)
         assert (loader.stats().hits, dict(loader.stats().misses)) == (4, {})

@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import sys
-import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
+from tests.data.batches import Sample, in_slot, ramp, same
 from tests.data.loopback import Loopback, batch_of, lent, loopback, num_mapped, num_open
 from tests.unit.data.seam import (
     DTYPES,
@@ -206,58 +205,29 @@ def _refuse(code: int) -> Callable[..., Any]:
     return refuse
 
 
-class TestAllocate:
-    """Memory for batches that are collated before they are packed."""
+def test_what_is_sent_of_it(loop: Loopback) -> None:
+    """A view brings no copy; the rank counts what the batch uses, once; a slot has room for what was dropped."""
+    head, _ = loop.post(allocated(loop, torch.float32, (1000,)).fill_(1)[100:110])
+    assert (head.storages, head.slot_bytes, head.num_bytes) == (((400, 40),), 440, 40)
+    _first, used, _last = (allocated(loop, torch.float32, (1000,)) for _ in range(3))
+    head, _ = loop.post((used.fill_(1), used[500:], used.numpy()))
+    assert (head.slot_bytes, head.num_bytes, head.wanted_bytes) == (4096 + 4000, 4000, 3 * 4096)
 
-    def test_it_is_contiguous_and_in_the_slot(self, loop: Loopback) -> None:
-        """Tensors written there, each at a multiple of 256 bytes, are sent without a copy; there may be none."""
-        assert loop.begin().allocate(torch.float32, (0, 3)) is None
-        assert num_open() == 0
-        found = [allocated(loop, torch.float64, size) for size in ((), (7,), (3, 4, 5))]
-        assert [(tensor.shape, tensor.is_contiguous()) for tensor in found] == [
-            ((), True),
-            ((7,), True),
-            ((3, 4, 5), True),
-        ]
-        for tensor in found:
-            tensor.fill_(2.5)
-        parcel = loop.send([*found, ramp(3)])
-        assert parcel.head.storages == ((0, 8), (256, 56), (512, 480), (1024, 12))
-        assert bytes(parcel.view[512:992]) == bytes_of(found[2])
-        found[2].zero_()
-        assert not any(parcel.view[512:992])
 
-    def test_what_is_sent_of_it(self, loop: Loopback) -> None:
-        """A view brings no copy; the rank counts what the batch uses, once; a slot has room for what was dropped."""
-        head, _ = loop.post(allocated(loop, torch.float32, (1000,)).fill_(1)[100:110])
-        assert (head.storages, head.slot_bytes, head.num_bytes) == (((400, 40),), 440, 40)
-        _first, used, _last = (allocated(loop, torch.float32, (1000,)) for _ in range(3))
-        head, _ = loop.post((used.fill_(1), used[500:], used.numpy()))
-        assert (head.slot_bytes, head.num_bytes, head.wanted_bytes) == (4096 + 4000, 4000, 3 * 4096)
-
-    def test_a_worker_whose_code_keeps_many_batches_gets_none(self, loop: Loopback) -> None:
-        """Its batches are copied into slots that later batches use, too; once it keeps fewer, it gets memory again."""
-        kept, of_others = [], num_mapped()
-        for number in range(40):
-            tensor = loop.begin().allocate(torch.float32, (1000,))
-            kept.append((torch.empty(1000) if tensor is None else tensor).fill_(number))
-            assert loop.send(kept[-1]).head.miss is None
-        del tensor
-        assert [each.unique().tolist() for each in kept] == [[number] for number in range(40)]
-        assert num_mapped() - of_others <= 2 * MOST_KEPT + 6  # in this process the rank's end has them mapped, too
-        assert loop.begin().allocate(torch.float32, (1000,)) is None
-        kept.clear()
-        loop.send(ramp(1000))
-        assert loop.begin().allocate(torch.float32, (1000,)) is not None
-
-    def test_another_thread_gets_none(self, loop: Loopback) -> None:
-        """A batch may be collated on several threads: which batch would it be for?"""
-        found: list[Any] = ["not asked"]
-        thread = threading.Thread(target=lambda: found.append(loop.begin().allocate(torch.float32, (3,))))
-        thread.start()
-        thread.join(20)
-        assert found == ["not asked", None]
-        assert num_open() == 0
+def test_a_worker_whose_code_keeps_many_batches_gets_none(loop: Loopback) -> None:
+    """Its batches are copied into slots that later batches use, too; once it keeps fewer, it gets memory again."""
+    kept, of_others = [], num_mapped()
+    for number in range(40):
+        tensor = loop.begin().allocate(torch.float32, (1000,))
+        kept.append((torch.empty(1000) if tensor is None else tensor).fill_(number))
+        assert loop.send(kept[-1]).head.miss is None
+    del tensor
+    assert [each.unique().tolist() for each in kept] == [[number] for number in range(40)]
+    assert num_mapped() - of_others <= 2 * MOST_KEPT + 6  # in this process the rank's end has them mapped, too
+    assert loop.begin().allocate(torch.float32, (1000,)) is None
+    kept.clear()
+    loop.send(ramp(1000))
+    assert loop.begin().allocate(torch.float32, (1000,)) is not None
 
 
 class Raises:
@@ -271,35 +241,23 @@ class Raises:
         raise self.error
 
 
-class TestMarks:
-    """A list, tuple or dict of plain tensors is pickled as marks."""
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_tensor_that_comes_twice_stays_one(loop: Loopback, kind: type[Any]) -> None:
+    """As in any pickle."""
+    x = ramp(4 * KIB)
+    batch: Any = lent(loop, kind([x, x]))
+    assert type(batch) is kind
+    assert batch[0] is batch[1]
+    assert torch.equal(batch[0], x)
 
-    @pytest.mark.parametrize("kind", [list, tuple])
-    def test_a_tensor_that_comes_twice_stays_one(self, loop: Loopback, kind: type[Any]) -> None:
-        """As in any pickle."""
-        x = ramp(4 * KIB)
-        batch: Any = lent(loop, kind([x, x]))
-        assert type(batch) is kind
-        assert batch[0] is batch[1]
-        assert torch.equal(batch[0], x)
 
-    def test_keys_keep_their_order(self, loop: Loopback) -> None:
-        """Keys may be of any type that can be pickled."""
-        batch = lent(loop, {"y": ramp(KIB), 3: ramp(2 * KIB), ("a", None): ramp(3 * KIB)})
-        assert [(key, len(value) // KIB) for key, value in batch.items()] == [("y", 1), (3, 2), (("a", None), 3)]
-
-    def test_keys_with_memory(self, loop: Loopback) -> None:
-        """Tensors in keys and in values keep their places."""
-        batch = lent(loop, {("a", ramp(KIB)): ramp(2 * KIB), ("b", ramp(3 * KIB)): ramp(4 * KIB)})
-        assert [(key[0], len(key[1]) // KIB, len(value) // KIB) for key, value in batch.items()] == [
-            ("a", 1, 2),
-            ("b", 3, 4),
-        ]
-
-    def test_what_cannot_be_in_the_slot_counts_once(self, loop: Loopback) -> None:
-        """One tensor of a batch is in shared memory, which torch sends; the batch is then pickled as any other."""
-        head, _body = loop.post([ramp(4 * KIB), ramp(8 * KIB).share_memory_()])
-        assert (head.miss, head.num_bytes) == (Miss.SHARED, 4 * 12 * KIB)
+def test_keys_with_memory(loop: Loopback) -> None:
+    """Tensors in keys and in values keep their places."""
+    batch = lent(loop, {("a", ramp(KIB)): ramp(2 * KIB), ("b", ramp(3 * KIB)): ramp(4 * KIB)})
+    assert [(key[0], len(key[1]) // KIB, len(value) // KIB) for key, value in batch.items()] == [
+        ("a", 1, 2),
+        ("b", 3, 4),
+    ]
 
 
 class TestEnd:
@@ -359,13 +317,6 @@ class TestEnd:
         head = loop.send("something else").head
         assert (head.slot, head.miss, head.report.refused) == (NO_SLOT, None, ())
         assert in_slot(loop, ramp(100)).slot == granted
-
-    def test_a_batch_collated_and_dropped_is_nothing_to_the_next(self, loop: Loopback, granted: int) -> None:
-        """The error that is sent instead also frees the slot."""
-        assert loop.begin().allocate(torch.float32, (12 * KIB,)) is not None
-        loop.send(ValueError("dataset"))
-        head = in_slot(loop, ramp(12 * KIB))
-        assert (head.storages, head.slot) == (((0, 48 * KIB),), granted)
 
     def test_nothing_refers_to_the_batch_any_more(self, loop: Loopback) -> None:
         """A packed batch is freed with its last reference, without waiting for the garbage collector."""

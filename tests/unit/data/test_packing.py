@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -27,9 +27,6 @@ from tests.unit.data.seam import (
 )
 from tests.unit.data.seam import message_encode as encode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 KIB: Final = 1 << 10
 HEAD: Final = Head(
     number=7,
@@ -44,17 +41,6 @@ HEAD: Final = Head(
     buffers=((0, 5, (4, 25), (25, 1), 0, True), None, 1),
     report=Report(kept=((5 << 32) + 1,), refused=(8, 9), notes=("memory on node 1 was refused",)),
 )
-LAYOUTS: Final[dict[str, Callable[[], torch.Tensor]]] = {
-    "0-dim": lambda: torch.tensor(7.5),
-    "one element": lambda: ramp(1, 1, 1),
-    "permuted": lambda: ramp(3, 4, 5).permute(2, 0, 1),
-    "channels last": lambda: ramp(2, 3, 4, 5).to(memory_format=torch.channels_last),
-    "every third": lambda: ramp(100)[1::3],
-    "inner block": lambda: ramp(20, 20)[3:9, 4:11],
-    "expanded": lambda: ramp(6, 1).expand(6, 50),
-    "overlapping": lambda: ramp(100).as_strided((20, 30), (1, 2)),
-    "offset": lambda: ramp(100)[37:],
-}
 
 
 @pytest.mark.parametrize("body", [b"the pickle", b""], ids=["with a pickle", "with an empty pickle"])
@@ -83,13 +69,6 @@ def test_dtypes(loop: Loopback) -> None:
         in_slot(loop, (torch.zeros(3, dtype=torch.uint8), tensor[5:], tensor))
 
 
-@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
-def test_layouts(loop: Loopback, make: Callable[[], torch.Tensor]) -> None:
-    """Sizes and strides are kept, and no more memory is sent than there is."""
-    tensor = make()
-    assert in_slot(loop, [tensor]).storages == ((0, tensor.untyped_storage().nbytes()),)
-
-
 def test_small_arrays_stay_in_the_pickle(loop: Loopback) -> None:
     """Arrays below 1 KiB stay in the pickle, which is cheaper. Tensors of any size go into the slot."""
     assert loop.post(np.zeros(127))[0].slot == NO_SLOT
@@ -106,43 +85,32 @@ def test_nothing_to_send_needs_no_slot(loop: Loopback, batch: Any) -> None:
     assert same(pickle.loads(body), batch)
 
 
-class TestSharing:
-    """Tensors share memory in the rank where they did in the worker, and nowhere else."""
+def test_conjugated_and_negated_views(loop: Loopback) -> None:
+    """They are in the slot, share its memory, and keep their values, which torch's own pickling changes."""
+    base = torch.view_as_complex(ramp(300, 2) + 1)
+    batch = [base, base.conj(), base.conj().imag, torch._neg_view(base.conj()), base.conj()[5:]]
+    arrived = lent(loop, batch)
+    assert [(each.is_conj(), each.is_neg()) for each in arrived] == [(t.is_conj(), t.is_neg()) for t in batch]
+    assert all(torch.equal(each, expected) for each, expected in zip(arrived, batch, strict=True))
+    arrived[0].zero_()
+    assert not any(each.any() for each in arrived)
 
-    def test_views_go_on_sharing(self, loop: Loopback) -> None:
-        """Views in any order share memory, which is sent once and can be edited through any of them."""
-        base = ramp(10, 10)
-        for batch in ((base, base[3], base.t()), (base[3:8], base, base.t()), (base, base, base.view(-1))):
-            head = in_slot(loop, batch)
-            assert (head.storages, head.wanted_bytes) == (((0, 400),), 512)
-            opened = lent(loop, batch)
-            opened[0].fill_(-1)
-            assert all((tensor == -1).any() for tensor in opened[1:])
 
-    def test_conjugated_and_negated_views(self, loop: Loopback) -> None:
-        """They are in the slot, share its memory, and keep their values, which torch's own pickling changes."""
-        base = torch.view_as_complex(ramp(300, 2) + 1)
-        batch = [base, base.conj(), base.conj().imag, torch._neg_view(base.conj()), base.conj()[5:]]
-        arrived = lent(loop, batch)
-        assert [(each.is_conj(), each.is_neg()) for each in arrived] == [(t.is_conj(), t.is_neg()) for t in batch]
-        assert all(torch.equal(each, expected) for each, expected in zip(arrived, batch, strict=True))
-        arrived[0].zero_()
-        assert not any(each.any() for each in arrived)
+def test_of_a_huge_storage_only_what_is_seen_is_sent(loop: Loopback) -> None:
+    """A row of a large table is sent without the table, unless the table is at most four times its size."""
+    table = ramp(1000, 1000)
+    assert in_slot(loop, (table[7], table[9, :50])).storages == ((0, 4000), (4096, 200))
+    assert in_slot(loop, ramp(4, 100)[2]).storages == ((0, 1600),)
+    assert in_slot(loop, ramp(5, 100)[2]).storages == ((0, 400),)
+    whole, part = lent(loop, (table[7], table[7, 10:20]))
+    whole[10:20] = -1
+    assert part.unique().tolist() == [-1]  # views within what was sent share it
 
-    def test_of_a_huge_storage_only_what_is_seen_is_sent(self, loop: Loopback) -> None:
-        """A row of a large table is sent without the table, unless the table is at most four times its size."""
-        table = ramp(1000, 1000)
-        assert in_slot(loop, (table[7], table[9, :50])).storages == ((0, 4000), (4096, 200))
-        assert in_slot(loop, ramp(4, 100)[2]).storages == ((0, 1600),)
-        assert in_slot(loop, ramp(5, 100)[2]).storages == ((0, 400),)
-        whole, part = lent(loop, (table[7], table[7, 10:20]))
-        whole[10:20] = -1
-        assert part.unique().tolist() == [-1]  # views within what was sent share it
 
-    def test_views_of_another_dtype(self, loop: Loopback) -> None:
-        """Views of different dtypes keep their offsets in the same memory, even if the first one is unaligned."""
-        memory = torch.arange(1 << 20).to(torch.uint8)
-        in_slot(loop, (memory[1:101], memory[4:100].view(torch.int32)))
+def test_views_of_another_dtype(loop: Loopback) -> None:
+    """Views of different dtypes keep their offsets in the same memory, even if the first one is unaligned."""
+    memory = torch.arange(1 << 20).to(torch.uint8)
+    in_slot(loop, (memory[1:101], memory[4:100].view(torch.int32)))
 
 
 def test_a_tensor_begins_where_it_is_told() -> None:
@@ -177,33 +145,25 @@ def test_an_opened_batch_belongs_to_the_user(loop: Loopback, kind: type[Copier])
     assert all(each.any() for each in sent)
 
 
-class TestLender:
-    """The slot is lent, and nothing is copied but what is small."""
+@pytest.mark.parametrize("label", [ramp(100), np.arange(200.0)], ids=["tensor", "array"])
+def test_what_is_small_beside_its_batch_does_not_keep_the_slot(loop: Loopback, label: Any) -> None:
+    """A loop that keeps the labels of an epoch must not keep all images with them."""
+    labels = [lent(loop, {"image": ramp(64 * KIB), "label": label})["label"] for _ in range(10)]
+    assert all((one == label).all() for one in labels)
+    assert (loop.num_on_loan(), len(loop.pool.slots)) == (0, 1)
 
-    @pytest.mark.parametrize("label", [ramp(100), np.arange(200.0)], ids=["tensor", "array"])
-    def test_what_is_small_beside_its_batch_does_not_keep_the_slot(self, loop: Loopback, label: Any) -> None:
-        """A loop that keeps the labels of an epoch must not keep all images with them."""
-        labels = [lent(loop, {"image": ramp(64 * KIB), "label": label})["label"] for _ in range(10)]
-        assert all((one == label).all() for one in labels)
-        assert (loop.num_on_loan(), len(loop.pool.slots)) == (0, 1)
 
-    def test_a_small_batch_is_lent_as_a_whole(self, loop: Loopback) -> None:
-        """A small tensor that is large beside its batch is not copied."""
-        for batch in ([ramp(10)], [ramp(100)] * 2 + [ramp(99)]):
-            for tensor in lent(loop, batch):
-                assert any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in loop.pool.slots)
+def test_a_small_batch_is_lent_as_a_whole(loop: Loopback) -> None:
+    """A small tensor that is large beside its batch is not copied."""
+    for batch in ([ramp(10)], [ramp(100)] * 2 + [ramp(99)]):
+        for tensor in lent(loop, batch):
+            assert any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in loop.pool.slots)
 
-    def test_what_is_small(self) -> None:
-        """Small means at most 256 KiB, and less than an eighth of the batch."""
-        sizes = [(1, 8), (1, 9), (256 * KIB, 1 << 30), (256 * KIB + 1, 1 << 30), (100, 100)]
-        assert [is_small(*each) for each in sizes] == [False, True, True, False, False]
 
-    def test_a_parcel_that_is_never_opened(self, loop: Loopback) -> None:
-        """It keeps its slot, and releases it."""
-        parcel = loop.send(ramp(1000))
-        assert loop.num_on_loan() == 1
-        del parcel
-        assert loop.num_on_loan() == 0
+def test_what_is_small() -> None:
+    """Small means at most 256 KiB, and less than an eighth of the batch."""
+    sizes = [(1, 8), (1, 9), (256 * KIB, 1 << 30), (256 * KIB + 1, 1 << 30), (100, 100)]
+    assert [is_small(*each) for each in sizes] == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -173,33 +173,6 @@ def test_the_loop_waits_for_a_slot_that_is_being_pinned(fake: FakeCuda, monkeypa
         found.clear()
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_an_epoch_that_is_left_while_slots_are_pinned(
-    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
-) -> None:
-    """Whether the loader goes on or ends, nothing stays pinned that is not used (the fixture looks)."""
-    driver = cuda.driver()
-    assert driver is not None
-    register = driver.register
-
-    def register_slowly(*arguments: Any) -> None:
-        threading.Event().wait(0.05)
-        register(*arguments)
-
-    monkeypatch.setattr(driver, "register", register_slowly)
-    loader = load()
-    for _ in range(3):
-        batch = next(iter(loader))
-        assert is_right(batch, 0)
-        assert batch.is_pinned()
-    if is_kept:
-        assert wrong_ones(list(loader), 0) == []
-    loader.close()
-    assert is_right(batch, 0)
-    del batch
-    assert fake.invalidated() == 0
-
-
 @pytest.mark.parametrize("why", ["driver", "budget", "thread"])
 def test_slots_that_cannot_be_pinned(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """Batches are copied into memory that torch pins, which is reported; without a thread the loop pins the slots."""

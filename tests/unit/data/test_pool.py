@@ -19,16 +19,14 @@ from tests.data.loopback import (
     WAIT_S,
     Loopback,
     gpu,
-    held_bytes,
     lent,
     loopback,
-    make_head,
     make_spec,
     num_mapped,
     num_open,
 )
 from tests.unit.data import seam
-from tests.unit.data.seam import Miss, Pool, Report, Slot, memory, placement, unused_slots_hidden
+from tests.unit.data.seam import Miss, Pool, Slot, memory, placement, unused_slots_hidden
 from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
@@ -58,19 +56,6 @@ def numbers(loop: Loopback) -> list[int]:
     return [slot.number for slot in loop.pool.slots]
 
 
-class TestMaking:
-    """Slots are made by workers, when batches need them."""
-
-    def test_the_first_batch_makes_a_slot_and_the_second_uses_it(self, loop: Loopback) -> None:
-        """It is as large as the batch, and gets no more memory later."""
-        for value in range(5):
-            parcel = loop.send(pages(10, value))
-            assert (parcel.head.made_bytes > 0, parcel.head.miss) == (value == 0, None)
-            assert set(bytes(parcel.view)) == {value}
-            del parcel
-        assert (len(loop.pool.slots), held_bytes(loop.pool)) == (1, 10 * PAGE)
-
-
 @pytest.mark.parametrize("is_old", [False, True])
 def test_pages_of_a_slot_that_is_handed_down(loop: Loopback, monkeypatch: pytest.MonkeyPatch, *, is_old: bool) -> None:
     """The next worker faults in what it writes if its kernel, before 5.14, could not do so for the whole slot."""
@@ -92,47 +77,22 @@ def test_pages_of_a_slot_that_is_handed_down(loop: Loopback, monkeypatch: pytest
     assert touched == ([3 * PAGE] if is_old else [])
 
 
-class TestSizes:
-    """What recent batches need decides which slots are kept."""
-
-    def test_an_outlier_that_comes_first_goes_within_an_epoch(self, loop: Loopback) -> None:
-        """Its slot serves until it is known to be one."""
-        for number in range(40):
-            lent(loop, pages(1000 if number == 0 else 4))
-        assert held_bytes(loop.pool) == 4 * PAGE
-
-    def test_slots_that_are_not_needed_any_more_go(self, loop: Loopback) -> None:
-        """A loop that once kept many batches does not hold their memory for its life."""
-        gc.collect()
-        before = num_mapped()
-        kept = [lent(loop, BATCH) for _ in range(20)]
-        del kept
-        for _ in range(200):
-            lent(loop, BATCH)
-        assert len(loop.pool.slots) <= 4
-        assert num_open() == len(loop.pool.slots)
-        gc.collect()
-        assert num_mapped() <= before + 2 * len(loop.pool.slots)  # the worker has unmapped them, too
+def test_slots_that_are_not_needed_any_more_go(loop: Loopback) -> None:
+    """A loop that once kept many batches does not hold their memory for its life."""
+    gc.collect()
+    before = num_mapped()
+    kept = [lent(loop, BATCH) for _ in range(20)]
+    del kept
+    for _ in range(200):
+        lent(loop, BATCH)
+    assert len(loop.pool.slots) <= 4
+    assert num_open() == len(loop.pool.slots)
+    gc.collect()
+    assert num_mapped() <= before + 2 * len(loop.pool.slots)  # the worker has unmapped them, too
 
 
 class TestWorkers:
     """Several workers share the slots."""
-
-    def test_what_a_workers_child_can_read_is_not_used_again(self, two: Loopback) -> None:
-        """Neither by another worker, nor by those of the next epoch: the child may live longer than the loader."""
-        granted, free, lent_now = [lent(two, BATCH) for _ in range(3)]
-        numbers = [slot.number for slot in two.pool.slots]
-        del granted
-        two.begin(1)
-        del free
-        two.pool.reclaim()
-        two.pool.lend(make_head(report=Report(inherited=(*numbers, 12345))))
-        two.pool.recover()
-        del lent_now
-        two.start_workers()
-        fresh = [two.send(BATCH, worker).head for worker in (0, 1)]
-        assert all(head.made_bytes for head in fresh)
-        assert not set(numbers) & {slot.number for slot in two.pool.slots}
 
     def test_a_slot_goes_to_no_other_worker(self, two: Loopback) -> None:
         """Another process could not see that something refers to it. A worker without a slot makes one."""
@@ -161,20 +121,6 @@ class TestWorkers:
         granted = [two.pool.grant(0).slot for _ in range(4)]
         assert sorted(granted) == sorted(numbers(two))
 
-    def test_what_a_worker_keeps_is_given_up(self, loop: Loopback) -> None:
-        """Its slot was granted to it again: neither it nor another uses it, and no later batch is slower."""
-        kept = loop.begin().allocate(torch.float32, (1000,))
-        assert kept is not None
-        lent(loop, kept.copy_(BATCH))
-        (number,) = numbers(loop)
-        head = loop.send(-BATCH).head
-        assert (head.report.refused, head.miss) == ((number,), None)
-        assert number not in numbers(loop)
-        for _ in range(5):
-            assert torch.equal(lent(loop, -BATCH), -BATCH)
-        assert torch.equal(kept, BATCH)
-        assert (len(loop.pool.slots), num_open()) == (1, 1)
-
     def test_new_workers_take_over_the_slots_of_their_number(self, two: Loopback) -> None:
         """Those of batches that are in use too: they may end before the workers do."""
         kept = [lent(two, BATCH, worker) for worker in (0, 1, 1)]
@@ -187,17 +133,6 @@ class TestWorkers:
             head = kept[-1].head
             assert (head.made_bytes, before[head.slot]) == (0, worker)
         assert {slot.number: slot.worker for slot in two.pool.slots} == before
-
-    def test_new_workers_have_new_numbers(self, loop: Loopback) -> None:
-        """A slot of the last epoch is not mistaken for one of this."""
-        seen: set[int] = set()
-        for _ in range(3):
-            kept = [loop.send(BATCH) for _ in range(3)]
-            made = {parcel.head.slot for parcel in kept if parcel.head.made_bytes}
-            assert not made & seen
-            seen |= made
-            loop.pool.recover()
-            loop.start_workers()
 
     def test_workers_do_not_inherit_unused_slots(self, loop: Loopback) -> None:
         """Workers of any loader would hold memory that the rank gives back; what is lent they may read.
@@ -263,61 +198,47 @@ def test_a_slots_descriptor_is_closed_once(loop: Loopback, monkeypatch: pytest.M
     assert numbers == []
 
 
-class TestFiles:
-    """Every slot that may be used again has a descriptor."""
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyboardInterrupt()], ids=repr)
+def test_a_slot_that_cannot_be_mapped(loop: Loopback, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Whether there is no memory or Ctrl-C comes, nothing is left of it, and its worker forgets it."""
 
-    @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyboardInterrupt()], ids=repr)
-    def test_a_slot_that_cannot_be_mapped(
-        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch, error: BaseException
-    ) -> None:
-        """Whether there is no memory or Ctrl-C comes, nothing is left of it, and its worker forgets it."""
+    def refuse(*_: object) -> None:
+        raise error
 
-        def refuse(*_: object) -> None:
-            raise error
+    head, _ = loop.post(BATCH)
+    with monkeypatch.context() as patch:
+        patch.setattr(seam.slots, "map_memfd", refuse)
+        with pytest.raises(type(error)):
+            loop.pool.lend(head)
+    loop.begin()
+    assert (loop.pool.slots, num_open(), loop.workers[0]._mapped) == ((), 0, {})
 
-        head, _ = loop.post(BATCH)
-        with monkeypatch.context() as patch:
-            patch.setattr(seam.slots, "map_memfd", refuse)
-            with pytest.raises(type(error)):
-                loop.pool.lend(head)
-        loop.begin()
-        assert (loop.pool.slots, num_open(), loop.workers[0]._mapped) == ((), 0, {})
 
-    @pytest.mark.parametrize(("prefetch", "num_slots"), [(2, 16), (100, 32)], ids=["a quarter", "half, for many tasks"])
-    def test_a_loop_may_keep_more_batches_than_files(
-        self, monkeypatch: pytest.MonkeyPatch, prefetch: int, num_slots: int
-    ) -> None:
-        """Some of the files are slots, at most half of them; the oldest batches keep their memory only."""
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
-        with loopback(prefetch=prefetch) as loop:
-            kept = [lent(loop, BATCH + number) for number in range(100)]
-            loop.pool.reclaim()
-            assert num_open() == len(loop.pool.slots) == num_slots
-            assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept))
-            gc.collect()
-            before = num_mapped()
-            del kept[50:]
-            loop.pool.reclaim()
-            assert num_mapped() <= before - 50 + num_slots
-            del kept
-            assert torch.equal(lent(loop, -BATCH), -BATCH)
+@pytest.mark.parametrize(("prefetch", "num_slots"), [(2, 16), (100, 32)], ids=["a quarter", "half, for many tasks"])
+def test_a_loop_may_keep_more_batches_than_files(
+    monkeypatch: pytest.MonkeyPatch, prefetch: int, num_slots: int
+) -> None:
+    """Some of the files are slots, at most half of them; the oldest batches keep their memory only."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    with loopback(prefetch=prefetch) as loop:
+        kept = [lent(loop, BATCH + number) for number in range(100)]
+        loop.pool.reclaim()
+        assert num_open() == len(loop.pool.slots) == num_slots
+        assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept))
+        gc.collect()
+        before = num_mapped()
+        del kept[50:]
+        loop.pool.reclaim()
+        assert num_mapped() <= before - 50 + num_slots
+        del kept
+        assert torch.equal(lent(loop, -BATCH), -BATCH)
 
-    def test_what_a_worker_reports_is_told(self) -> None:
-        """Refused memory policies are the worker's to see, and the rank's to report."""
-        told: list[str] = []
-        with loopback(told=told) as loop:
-            loop.workers[0]._notes.append("memory on node 1 was refused")
-            for _ in range(3):
-                lent(loop, BATCH)
-        assert told == ["memory on node 1 was refused"]
 
-    def test_without_memory_the_size_is_learned_all_the_same(
-        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A limit on address space may forbid the first slot, whose size is unknown, and no other."""
-        monkeypatch.setattr(seam.packing, "_UNKNOWN_BYTES", 1 << 49)
-        assert loop.send(BATCH.clone()).head.miss == Miss.NO_MEMORY
-        assert loop.send(BATCH.clone()).head.miss is None
+def test_without_memory_the_size_is_learned_all_the_same(loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on address space may forbid the first slot, whose size is unknown, and no other."""
+    monkeypatch.setattr(seam.packing, "_UNKNOWN_BYTES", 1 << 49)
+    assert loop.send(BATCH.clone()).head.miss == Miss.NO_MEMORY
+    assert loop.send(BATCH.clone()).head.miss is None
 
 
 class TestClosing:
@@ -342,17 +263,6 @@ class TestClosing:
         loop.pool.close()
         assert num_open() == 0
 
-    def test_what_workers_hold_goes_too(self, fake_cuda: FakeCuda) -> None:
-        """They may still be alive: their mappings keep the memory as long as they need it."""
-        with loopback(**gpu()) as loop:
-            lent(loop, BATCH)
-            loop.settle()
-            packer = loop.begin()
-            written = packer.allocate(torch.float32, (1000,))
-            assert written is not None
-        assert (fake_cuda.registered_bytes(), num_open()) == (0, 0)
-        assert written.copy_(BATCH)[3] == 3
-
     def test_a_batch_outlives_the_pool(self, fake_cuda: FakeCuda) -> None:
         """Its memory stays pinned until the last reference is gone; the other slots do not wait for it."""
         with loopback(**gpu()) as loop:
@@ -366,6 +276,20 @@ class TestClosing:
         del batch
         assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
         assert pool_module._orphans.keys() <= self.others
+
+    def test_a_batch_that_outlives_the_pool_keeps_no_other_slot(self, loop: Loopback) -> None:
+        """Neither a free one nor one that a worker has: the batch refers to the pool."""
+        batches = [lent(loop, BATCH) for _ in range(3)]
+        batch = batches.pop()
+        batches.clear()
+        loop.pool.reclaim()
+        loop.pool.grant(0)
+        gc.collect()
+        before = num_mapped()
+        loop.pool.close()
+        gc.collect()
+        assert num_mapped() == before - 2
+        assert torch.equal(batch, BATCH)
 
     def test_an_interrupted_close_loses_no_batch(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C while free slots are unpinned: the memory of a batch that is in use goes with its last reference."""
@@ -431,22 +355,3 @@ class TestClosing:
         loop.pool.close()
         assert not kept
         assert pool_module._orphans.keys() <= self.others
-
-    def test_fifty_pools_leave_nothing(self, fake_cuda: FakeCuda) -> None:
-        """A closed pool leaves no descriptor, no mapping, no registration and no thread."""
-        gc.collect()
-        before = num_mapped(), len(list(Path("/proc/self/fd").iterdir()))
-        for _ in range(50):
-            with loopback(**gpu()) as loop:
-                lent(loop, BATCH)
-                lent(loop, BATCH)
-                loop.pool.reclaim()
-        del loop
-        gc.collect()
-        assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
-        assert wait_until(lambda: (num_mapped(), len(list(Path("/proc/self/fd").iterdir()))) == before, limit_s=WAIT_S)
-        assert wait_until(lambda: not _settling_threads(), limit_s=WAIT_S)
-
-
-def _settling_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "numapin-settle"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
 
 WAIT_S = 120
-NUM_STOPS = 300
+NUM_STOPS = 100
 STUCK_S = 20
 
 
@@ -64,18 +64,6 @@ def test_a_slot_waits_for_its_event(quarantine: Quarantine[int], fake_cuda: Fake
     fake_cuda.pass_events()
     assert (quarantine.passed(), quarantine.passed(), len(quarantine)) == ([11], [], 0)
     assert fake_cuda.get("recorded") == 2
-
-
-def test_every_device_that_is_in_use_is_asked(driver: Driver, quarantine: Quarantine[int], fake_cuda: FakeCuda) -> None:
-    """A copy may run on any device: the slot is free when all events have passed."""
-    driver.register(1, 0x7F0000000000, 4096)  # creates the context
-    fake_cuda.hold_events()
-    quarantine.admit(4)
-    assert (quarantine.passed(), fake_cuda.get("recorded")) == ([], 2)
-    fake_cuda.set(passed=1)
-    assert quarantine.passed() == []
-    fake_cuda.pass_events()
-    assert quarantine.passed() == [4]
 
 
 def test_events_are_used_again(quarantine: Quarantine[int], fake_cuda: FakeCuda) -> None:
@@ -220,18 +208,6 @@ class TestCaptures:
             graphs().capture_begin()
             thread_is_stuck.cancel()
 
-    def test_a_record_is_what_the_block_prevents(self, driver: Driver, graphs: Any, fake_cuda: FakeCuda) -> None:
-        """Without the block the record breaks the capture; a caller that respects the block does not."""
-        graph = graphs()
-        graph.capture_begin()
-        with capture_lock:
-            if not is_capturing():
-                driver.record(0)
-        assert fake_cuda.invalidated() == 0
-        with pytest.raises(CudaRefused):
-            driver.record(0)
-        assert fake_cuda.invalidated() == 1
-
     def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(self) -> None:
         """A thread may be inside the block at the fork; the child, which makes a loader of its own, has none such."""
         is_inside, may_leave = threading.Event(), threading.Event()
@@ -270,7 +246,7 @@ def test_ctrl_c_leaves_the_lock_free(graphs: Any, fake_cuda: FakeCuda) -> None:
         for number in range(NUM_STOPS):
             quarantine.admit(0)
             with suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 20e-6 + number * 1e-6)
+                signal.setitimer(signal.ITIMER_REAL, 20e-6 + number * 3e-6)
                 for _ in range(200):
                     quarantine.passed()
     finally:
@@ -280,31 +256,3 @@ def test_ctrl_c_leaves_the_lock_free(graphs: Any, fake_cuda: FakeCuda) -> None:
     thread.start()
     thread.join(STUCK_S)
     assert not thread.is_alive()
-
-
-def test_threads_that_capture_and_threads_that_record_agree(graphs: Any, fake_cuda: FakeCuda) -> None:
-    """Two threads record while captures come and go: no capture is broken, and records get through."""
-    driver = cuda.driver()
-    assert driver is not None
-    recorded: list[bool] = []
-    done = threading.Event()
-
-    def record() -> None:
-        while not done.is_set():
-            with capture_lock:
-                recorded.append(not is_capturing())
-                if recorded[-1]:
-                    driver.recycle(driver.record(0))
-
-    threads = [threading.Thread(target=record) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(300):
-        graph = graphs()
-        graph.capture_begin()
-        graph.capture_end()
-    done.set()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert fake_cuda.invalidated() == 0
-    assert any(recorded)

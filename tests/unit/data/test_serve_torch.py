@@ -77,14 +77,6 @@ class TestPinMemory:
             assert source.pin_memory() is source
         assert len(torchs) == 1
 
-    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-    def test_nested_tensors_are_torchs(self, torchs: list[torch.Tensor]) -> None:
-        """Their memory has no shape of its own."""
-        source = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-        with pinned.serve_torch():
-            assert source.pin_memory() is source
-        assert len(torchs) == 1
-
     def test_without_the_driver(self, torchs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
         """Where CUDA's driver cannot be used, e.g. on an AMD GPU, torch pins, and a warning says so."""
         monkeypatch.setattr(pinned, "driver", lambda: None)
@@ -213,17 +205,6 @@ class TestStaging:
         del staged, large
         stager.close()
         assert runtime.registered == {}
-
-    def test_one_node_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """On a machine with one node nothing is placed."""
-        runtime = Runtime()
-        home = Locality(nodes=CpuSet({0}), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="")
-        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-        monkeypatch.setattr(pinned, "_home", lambda *_: home)
-        monkeypatch.setattr(pinned, "place", None)
-        with pinned.serve_torch():
-            staged = StateDictStager(pin_memory=True).stage({"large": torch.ones(100_000)})
-        assert list(runtime.registered.values()) == [staged["large"].nbytes]
 
     def test_pages_that_do_not_come_are_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory that was used before is moved; what stays elsewhere is a warning, and is registered all the same."""

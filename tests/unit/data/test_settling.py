@@ -147,104 +147,84 @@ class TestPinning:
             assert [slot.pages for slot in loop.pool.slots] == [None]
 
 
-class TestBudget:
-    """Memory that may be pinned."""
+def test_what_exceeds_it_stays_pageable(fake_cuda: FakeCuda) -> None:
+    """Such slots serve all the same, and it is reported once with its remedies."""
+    told: list[str] = []
+    pools: list[Loopback] = []
 
-    def test_what_exceeds_it_stays_pageable(self, fake_cuda: FakeCuda) -> None:
-        """Such slots serve all the same, and it is reported once with its remedies."""
-        told: list[str] = []
-        pools: list[Loopback] = []
+    def left() -> int:
+        return 3 * PAGE - sum(slot.pinned_bytes for slot in pools[0].pool.slots)
 
-        def left() -> int:
-            return 3 * PAGE - sum(slot.pinned_bytes for slot in pools[0].pool.slots)
-
-        with loopback(told=told, budget_bytes=left, **gpu()) as loop:
-            pools.append(loop)
-            for _ in range(4):
-                kept = [lent(loop, BATCH + number) for number in range(6)]
-                assert [int(batch[0]) for batch in kept] == list(range(6))
-                del kept
-                loop.settle()
-            assert len(loop.pool.slots) == 6
-            assert (fake_cuda.registered_bytes(), len(told)) == (3 * PAGE, 1)
-            assert "the budget for pinned memory is used up: 0" in told[0]
-            assert "pinned_budget=" in told[0]
-
-
-class TestRefusals:
-    """A refusal is reported once, and batches travel in slots that are not pinned."""
-
-    def test_a_registration_that_is_refused(self, fake_cuda: FakeCuda) -> None:
-        """Those that are pinned stay so; there is no further attempt, and no batch is lost."""
-        fake_cuda.refuse_registration(above_bytes=2 * PAGE)
-        told: list[str] = []
-        with loopback(told=told, **gpu()) as loop:
-            for number in range(5):
-                kept = [lent(loop, BATCH + number) for _ in range(4)]
-                assert all(torch.equal(batch, BATCH + number) for batch in kept)
-                del kept
-                loop.settle()
-            assert (len(loop.pool.slots), fake_cuda.registered_bytes()) == (4, 2 * PAGE)
-            fake_cuda.refuse_registration(above_bytes=100 * PAGE)
-            kept = [lent(loop, BATCH) for _ in range(6)]
+    with loopback(told=told, budget_bytes=left, **gpu()) as loop:
+        pools.append(loop)
+        for _ in range(4):
+            kept = [lent(loop, BATCH + number) for number in range(6)]
+            assert [int(batch[0]) for batch in kept] == list(range(6))
             del kept
             loop.settle()
-            assert fake_cuda.registered_bytes() == 2 * PAGE
-            (text,) = told
-            assert text.startswith("batches are not pinned from now on: ")
-            assert "CUDA_ERROR_OUT_OF_MEMORY" in text
-        assert fake_cuda.registered_bytes() == 0
+        assert len(loop.pool.slots) == 6
+        assert (fake_cuda.registered_bytes(), len(told)) == (3 * PAGE, 1)
+        assert "the budget for pinned memory is used up: 0" in told[0]
+        assert "pinned_budget=" in told[0]
 
-    @pytest.mark.parametrize(("code", "num_pinned"), [(errno.ENOMEM, 0), (errno.EINVAL, 1)])
-    def test_pages_that_cannot_be_faulted_in(
-        self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, code: int, num_pinned: int
-    ) -> None:
-        """Without memory the slot is not pinned. A kernel before 5.14 cannot do it: the driver does."""
-        populate = memory.populate
 
-        def refuse(address: int, num_bytes: int, advice: int = memory.MADV_POPULATE_WRITE) -> None:
-            if advice == memory.MADV_POPULATE_READ:  # the rank's
-                raise OSError(code, os.strerror(code))
-            populate(address, num_bytes, advice)
-
-        told: list[str] = []
-        monkeypatch.setattr(memory, "populate", refuse)
-        with loopback(told=told, **gpu()) as loop:
-            lent(loop, BATCH)
-            loop.settle()
-            assert fake_cuda.registered_bytes() == num_pinned * PAGE
-            assert [os.strerror(code) in text for text in told] == [True] * (1 - num_pinned)
-            assert torch.equal(lent(loop, -BATCH), -BATCH)
-
-    def test_no_thread_can_be_started(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The slots are pinned by the loop's thread."""
-
-        def refuse(_thread: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        told: list[str] = []
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        with loopback(told=told, **gpu()) as loop:
-            kept = [lent(loop, BATCH) for _ in range(3)]
-            assert fake_cuda.registered_bytes() == 3 * PAGE
+def test_a_registration_that_is_refused(fake_cuda: FakeCuda) -> None:
+    """Those that are pinned stay so; there is no further attempt, and no batch is lost."""
+    fake_cuda.refuse_registration(above_bytes=2 * PAGE)
+    told: list[str] = []
+    with loopback(told=told, **gpu()) as loop:
+        for number in range(5):
+            kept = [lent(loop, BATCH + number) for _ in range(4)]
+            assert all(torch.equal(batch, BATCH + number) for batch in kept)
             del kept
-            assert (len(told), loop.num_free()) == (0, 3)
+            loop.settle()
+        assert (len(loop.pool.slots), fake_cuda.registered_bytes()) == (4, 2 * PAGE)
+        fake_cuda.refuse_registration(above_bytes=100 * PAGE)
+        kept = [lent(loop, BATCH) for _ in range(6)]
+        del kept
+        loop.settle()
+        assert fake_cuda.registered_bytes() == 2 * PAGE
+        (text,) = told
+        assert text.startswith("batches are not pinned from now on: ")
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in text
+    assert fake_cuda.registered_bytes() == 0
 
-    def test_a_defect_is_reported_and_keeps_no_other_waiting(
-        self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """An error of ours in one slot: the loop goes on without pinned memory."""
 
-        def fail(*_: object) -> None:
-            raise ArithmeticError("a defect")
+@pytest.mark.parametrize(("code", "num_pinned"), [(errno.ENOMEM, 0), (errno.EINVAL, 1)])
+def test_pages_that_cannot_be_faulted_in(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, code: int, num_pinned: int
+) -> None:
+    """Without memory the slot is not pinned. A kernel before 5.14 cannot do it: the driver does."""
+    populate = memory.populate
 
-        told: list[str] = []
-        monkeypatch.setattr(Slot, "pin", fail)
-        with loopback(told=told, **gpu()) as loop:
-            parcels = [loop.send(BATCH) for _ in range(4)]
-            assert not any(parcel.slot.wait_until_settled() for parcel in parcels if parcel.slot is not None)
-        assert told == ["batches are not pinned from now on: a defect"]
-        assert fake_cuda.registered_bytes() == 0
+    def refuse(address: int, num_bytes: int, advice: int = memory.MADV_POPULATE_WRITE) -> None:
+        if advice == memory.MADV_POPULATE_READ:  # the rank's
+            raise OSError(code, os.strerror(code))
+        populate(address, num_bytes, advice)
+
+    told: list[str] = []
+    monkeypatch.setattr(memory, "populate", refuse)
+    with loopback(told=told, **gpu()) as loop:
+        lent(loop, BATCH)
+        loop.settle()
+        assert fake_cuda.registered_bytes() == num_pinned * PAGE
+        assert [os.strerror(code) in text for text in told] == [True] * (1 - num_pinned)
+        assert torch.equal(lent(loop, -BATCH), -BATCH)
+
+
+def test_a_defect_is_reported_and_keeps_no_other_waiting(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of ours in one slot: the loop goes on without pinned memory."""
+
+    def fail(*_: object) -> None:
+        raise ArithmeticError("a defect")
+
+    told: list[str] = []
+    monkeypatch.setattr(Slot, "pin", fail)
+    with loopback(told=told, **gpu()) as loop:
+        parcels = [loop.send(BATCH) for _ in range(4)]
+        assert not any(parcel.slot.wait_until_settled() for parcel in parcels if parcel.slot is not None)
+    assert told == ["batches are not pinned from now on: a defect"]
+    assert fake_cuda.registered_bytes() == 0
 
 
 class TestPlacement:
@@ -279,109 +259,61 @@ class TestPlacement:
             assert (len(asked), told) == (2, ["not all of 1"])  # the share is another, and in the stats
 
 
-class TestClosing:
-    """A pool may be closed while its slots are being pinned."""
-
-    def test_what_is_being_pinned_is_unpinned_again(
-        self, gate: tuple[Gate, dict[str, Any]], fake_cuda: FakeCuda
-    ) -> None:
-        """Nothing stays pinned, neither the slot at the driver nor those after it."""
-        wall, properties = gate
-        before = placement.PINNED.total
-        with loopback(**properties) as loop:
-            kept = [lent(loop, BATCH) for _ in range(4)]
-            del kept
-            loop.pool.reclaim()
-            assert wall.is_reached.wait(WAIT_S)
-        wall.is_open.set()
-        assert wait_until_ended(pinning._settler())
-        assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
-        assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
-
-    @pytest.mark.parametrize("is_opened", [True, False])
-    def test_a_batch_that_waits_for_its_slot(
-        self, gate: tuple[Gate, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, *, is_opened: bool
-    ) -> None:
-        """A slot whose pinning ends just before or after the end of the pool is unpinned again."""
-        wall, properties = gate
-        before = placement.PINNED.total
-        with loopback(**properties) as loop:
-            parcel = loop.send(BATCH)
-            assert wall.is_reached.wait(WAIT_S)
-            settling, slot = loop.pool._settling, parcel.slot
-            assert slot is not None
-            close = settling.close
-            if not is_opened:
-                del parcel
-
-            def let_it_through_and_close() -> None:
-                wall.is_open.set()
-                slot.wait_until_settled()
-                close()
-
-            monkeypatch.setattr(settling, "close", let_it_through_and_close)
-        assert slot.pinned_on == (0 if is_opened else None)
-        if is_opened:
-            del parcel
-        assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
+def test_what_is_being_pinned_is_unpinned_again(gate: tuple[Gate, dict[str, Any]], fake_cuda: FakeCuda) -> None:
+    """Nothing stays pinned, neither the slot at the driver nor those after it."""
+    wall, properties = gate
+    before = placement.PINNED.total
+    with loopback(**properties) as loop:
+        kept = [lent(loop, BATCH) for _ in range(4)]
+        del kept
+        loop.pool.reclaim()
+        assert wall.is_reached.wait(WAIT_S)
+    wall.is_open.set()
+    assert wait_until_ended(pinning._settler())
+    assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
+    assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
 
 
-class TestCtrlC:
-    """Ctrl-C may arrive between any two steps of the rank."""
+@pytest.mark.parametrize("where", ["adopt", "lend"])
+@pytest.mark.parametrize("end", [Pool.close, Pool.recover])
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_ctrl_c_while_a_slot_is_taken_in(
+    gate: tuple[Gate, dict[str, Any]],
+    fake_cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    where: str,
+    end: Callable[[Pool], None],
+    is_settled: bool,
+) -> None:
+    """At the end of the epoch, or of the loader, the slot is unpinned and closed, pinned by then or not."""
+    wall, properties = gate
+    before = placement.PINNED.total
 
-    @pytest.mark.parametrize("where", ["adopt", "lend"])
-    @pytest.mark.parametrize("end", [Pool.close, Pool.recover])
-    @pytest.mark.parametrize("is_settled", [True, False])
-    def test_while_a_slot_is_taken_in(
-        self,
-        gate: tuple[Gate, dict[str, Any]],
-        fake_cuda: FakeCuda,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        where: str,
-        end: Callable[[Pool], None],
-        is_settled: bool,
-    ) -> None:
-        """At the end of the epoch, or of the loader, the slot is unpinned and closed, pinned by then or not."""
-        wall, properties = gate
-        before = placement.PINNED.total
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
 
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        with loopback(**properties) as loop:
-            begin = loop.pool._settling.begin
-            head, _body = loop.post(BATCH)
-            with monkeypatch.context() as patch:
-                if where == "lend":
-                    patch.setattr(Slot, "lend", interrupt)
-                else:
-                    patch.setattr(loop.pool._settling, "begin", lambda slot: interrupt(begin(slot)))
-                with pytest.raises(KeyboardInterrupt):
-                    loop.pool.lend(head)
-            assert wall.is_reached.wait(WAIT_S)
-            if is_settled:
-                wall.is_open.set()
-                assert wait_until_ended(pinning._settler())
-                assert fake_cuda.registered_bytes() == PAGE
-            end(loop.pool)
-            assert (loop.pool.slots, num_open()) == ((), 0)
+    with loopback(**properties) as loop:
+        begin = loop.pool._settling.begin
+        head, _body = loop.post(BATCH)
+        with monkeypatch.context() as patch:
+            if where == "lend":
+                patch.setattr(Slot, "lend", interrupt)
+            else:
+                patch.setattr(loop.pool._settling, "begin", lambda slot: interrupt(begin(slot)))
+            with pytest.raises(KeyboardInterrupt):
+                loop.pool.lend(head)
+        assert wall.is_reached.wait(WAIT_S)
+        if is_settled:
             wall.is_open.set()
             assert wait_until_ended(pinning._settler())
-            assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
-            assert fake_cuda.registered_bytes() == 0
-
-    def test_slots_that_are_being_pinned_are_not_lost(self, gate: tuple[Gate, dict[str, Any]]) -> None:
-        """The end of an epoch does not give them up, or free them twice."""
-        wall, properties = gate
-        with loopback(**properties) as loop:
-            lent(loop, BATCH)
-            loop.pool.reclaim()
-            assert wall.is_reached.wait(WAIT_S)
-            loop.pool.recover()
-            wall.is_open.set()
-            loop.settle()
-            assert (loop.num_free(), [slot.pinned_on for slot in loop.pool.slots]) == (1, [0])
+            assert fake_cuda.registered_bytes() == PAGE
+        end(loop.pool)
+        assert (loop.pool.slots, num_open()) == ((), 0)
+        wall.is_open.set()
+        assert wait_until_ended(pinning._settler())
+        assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
+        assert fake_cuda.registered_bytes() == 0
 
 
 class TestThread:
@@ -453,11 +385,6 @@ class TestThread:
         job.finish()
         assert wait_until_ended(settler)
         assert (done, len(set(settler._idle))) == ([1], 2)
-
-    def test_a_forked_child_has_its_own(self) -> None:
-        """The parent's thread does not exist there."""
-        assert pinning._settler_of(1) is not pinning._settler_of(2)
-        assert pinning._settler() is pinning._settler_of(os.getpid())
 
 
 def make_slot() -> Slot:

@@ -21,7 +21,6 @@ from tests.unit.data.seam import (
     HandedDown,
     Handover,
     WorkerSlots,
-    capacity_for,
     map_memfd,
     memory,
     placement,
@@ -106,84 +105,52 @@ def refuse(code: int) -> Callable[..., Any]:
     return refuse
 
 
-class TestMaking:
-    """Slots that a worker makes."""
+def test_a_slot_is_placed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is set on the whole slot while it has no page; a refusal is reported once."""
+    seen: list[tuple[int, CpuSet, CpuSet]] = []
 
-    def test_once_a_size_is_expected_it_has_that(self, rank: Rank) -> None:
-        """It is sent in this size, or, for a larger batch, in little more than that; pages come with their use."""
-        rank.expect(20 * PAGE)
-        assert take(rank.own, 100 * PAGE).capacity == capacity_for(100 * PAGE)
-        made = take(rank.own, 100)
-        assert (made.capacity, made.end, made.is_new) == (20 * PAGE, 0, True)
-        assert made.reserve(100) == 0
-        rank.own.send(made)
-        assert rank.received(made.number) == (20 * PAGE, PAGE)
-        rank.expect(0)
-        assert take(rank.own, 9 << 30).capacity >= 9 << 30  # more than is taken for a batch of unknown size
+    def prefer(address: int, num_bytes: int, nodes: CpuSet, *, within: CpuSet) -> Iterator[str]:
+        seen.append((num_bytes, nodes, within))
+        lines = Path("/proc/self/smaps").read_text(encoding="ascii").split("\n")
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"{address:x}-"))
+        assert next(line for line in lines[at:] if line.startswith("Rss:")).split()[1] == "0"
+        yield "memory on node 1 was refused"
 
-    def test_it_is_placed_before_it_is_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The policy is set on the whole slot while it has no page; a refusal is reported once."""
-        seen: list[tuple[int, CpuSet, CpuSet]] = []
-
-        def prefer(address: int, num_bytes: int, nodes: CpuSet, *, within: CpuSet) -> Iterator[str]:
-            seen.append((num_bytes, nodes, within))
-            lines = Path("/proc/self/smaps").read_text(encoding="ascii").split("\n")
-            at = next(number for number, line in enumerate(lines) if line.startswith(f"{address:x}-"))
-            assert next(line for line in lines[at:] if line.startswith("Rss:")).split()[1] == "0"
-            yield "memory on node 1 was refused"
-
-        monkeypatch.setattr(placement, "prefer", prefer)
-        rank = Rank(nodes=CpuSet({1}), num_machine_nodes=2)
-        rank.expect(SIZE)
-        for _ in range(2):
-            take(rank.own).reserve(PAGE)
-        assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
-        assert [rank.own.report(0).notes, rank.own.report(0).notes] == [
-            ("memory on node 1 was refused",),
-            (),
-        ]
-        rank.close()
+    monkeypatch.setattr(placement, "prefer", prefer)
+    rank = Rank(nodes=CpuSet({1}), num_machine_nodes=2)
+    rank.expect(SIZE)
+    for _ in range(2):
+        take(rank.own).reserve(PAGE)
+    assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
+    assert [rank.own.report(0).notes, rank.own.report(0).notes] == [
+        ("memory on node 1 was refused",),
+        (),
+    ]
+    rank.close()
 
 
-class TestReserve:
-    """Room in a batch's memory."""
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("kernel", ["this", "older"])
+def test_the_size_of_a_slot_is_fixed(rank: Rank, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """Otherwise whoever reads the rest of it would end by SIGBUS. Since Linux 6.3 it cannot be made executable."""
+    own, asked = os.memfd_create, []
 
-    def test_each_begins_at_a_multiple_of_256(self, rank: Rank) -> None:
-        """What does not fit takes nothing: something smaller may still fit, up to the last byte."""
-        rank.expect(2 * PAGE)
-        made = take(rank.own)
-        assert [made.reserve(num_bytes) for num_bytes in (1, 256, 257, 100)] == [0, 256, 512, 1024]
-        assert made.end == 1280
-        assert made.reserve(made.capacity - 1280 + 1) is None
-        assert made.reserve(made.capacity - 1280) == 1280
-        assert made.reserve(1) is None
+    def memfd_create(name: str, flags: int) -> int:
+        asked.append(flags)
+        return own(name, _without_noexec(flags) if kernel == "older" else flags)
 
-
-class TestSeals:
-    """A process that has the descriptor of a slot, such as a child that the user forked, cannot change its size."""
-
-    @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-    @pytest.mark.parametrize("kernel", ["this", "older"])
-    def test_its_size_is_fixed(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-        """Otherwise whoever reads the rest of it would end by SIGBUS. Since Linux 6.3 it cannot be made executable."""
-        own, asked = os.memfd_create, []
-
-        def memfd_create(name: str, flags: int) -> int:
-            asked.append(flags)
-            return own(name, _without_noexec(flags) if kernel == "older" else flags)
-
-        monkeypatch.setattr(os, "memfd_create", memfd_create)
-        made = take(rank.own)
-        assert asked[0] & NEVER_EXECUTED
-        rank.own.send(made)
-        fd = rank.arrivals.take(made.number)
-        assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
-        child = os.fork()
-        if not child:
-            os._exit(0 if all(is_refused(fd, size) for size in (0, made.capacity + PAGE)) else 1)
-        status = os.waitpid(child, 0)[1]
-        os.close(fd)
-        assert status == 0
+    monkeypatch.setattr(os, "memfd_create", memfd_create)
+    made = take(rank.own)
+    assert asked[0] & NEVER_EXECUTED
+    rank.own.send(made)
+    fd = rank.arrivals.take(made.number)
+    assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
+    child = os.fork()
+    if not child:
+        os._exit(0 if all(is_refused(fd, size) for size in (0, made.capacity + PAGE)) else 1)
+    status = os.waitpid(child, 0)[1]
+    os.close(fd)
+    assert status == 0
 
 
 def is_refused(fd: int, num_bytes: int) -> bool:
@@ -202,165 +169,97 @@ def _without_noexec(flags: int) -> int:
     return flags
 
 
-class TestRefusals:
-    """Whatever is refused costs a slot, never a batch."""
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT, errno.EINVAL])
+def test_a_slot_taken_over_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Writing to it would end the worker: it is left out. Before Linux 5.14 (EINVAL) pages come with a write."""
+    fd = os.memfd_create("numapin-slot")
+    os.ftruncate(fd, SIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "populate", refuse(code))
+        assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
+    assert num_open() == 0
 
-    @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT, errno.EINVAL])
-    def test_a_slot_taken_over_for_which_there_is_no_memory(self, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-        """Writing to it would end the worker: it is left out. Before Linux 5.14 (EINVAL) pages come with a write."""
-        fd = os.memfd_create("numapin-slot")
-        os.ftruncate(fd, SIZE)
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(code))
-            assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
-        assert num_open() == 0
 
-    @pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
-    def test_no_file(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        """There is none for this batch; torch sends it."""
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, refuse(errno.EMFILE))
-            assert rank.own.take(SIZE) is None
-        assert num_open() == 0
-        assert rank.own.take(SIZE) is not None
+def test_a_slot_that_cannot_be_cut_to_its_size(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor is closed, and it is not mistaken for a granted slot."""
+    made = take(rank.own)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse(errno.ETOOMANYREFS))
+        with pytest.raises(OSError, match="Too many references"):
+            rank.own.send(made)
+    assert num_open() == 0
+    rank.own.put_back(made)
+    assert take(rank.own).is_new
 
-    def test_no_memory_for_a_larger_one(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is left of it, and the batch stays where it is."""
+
+def test_a_granted_slot_that_could_not_be_mapped(rank: Rank) -> None:
+    """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
+    rank.grant(8)
+    assert take(rank.own).is_new
+    assert rank.own.report(0).refused == (8,)
+    assert rank.own.report(0).refused == ()
+
+
+@pytest.mark.parametrize("expected_bytes", [0, SIZE])
+def test_what_it_made_stays_mapped(rank: Rank, expected_bytes: int) -> None:
+    """In its size, even if that was unknown; its pages are still faulted in before they are written."""
+    rank.expect(expected_bytes)
+    made = take(rank.own, SIZE)
+    assert made.reserve(PAGE) == 0
+    made.view[0] = 9
+    rank.own.send(made)
+    number = made.number
+    del made
+    before = num_mapped()
+    for _ in range(3):
+        rank.grant(number)
+        again = take(rank.own, 1)
+        assert (again.number, again.is_new, again.view[0]) == (number, False, 9)
+        assert again.capacity == len(again.view) == (SIZE if expected_bytes else PAGE)
+        assert again.populated == PAGE
+        del again
+    assert num_mapped() == before
+
+
+def test_those_that_are_too_small_do_not_pile_up(rank: Rank) -> None:
+    """Of several, the oldest is given back to the rank."""
+    for number in (5, 6, 7):
+        rank.grant(number)
+    for refused in ((5,), (6,), ()):
+        assert take(rank.own, SIZE + 1).is_new
+        assert rank.own.report(0).refused == refused
+    assert take(rank.own, SIZE).number == 7
+
+
+@pytest.mark.parametrize("is_granted", [True, False], ids=["granted", "made by the worker"])
+@pytest.mark.parametrize(
+    "refer",
+    [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)],
+    ids=["a view", "a tensor"],
+)
+def test_a_slot_that_is_referred_to_is_not_written_again(
+    rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool
+) -> None:
+    """The rank is told, and the worker uses another until the reference is gone, even if it made the slot."""
+    if is_granted:
+        rank.grant(5)
+    else:
         rank.expect(SIZE)
-        made = take(rank.own)
-        before = num_open(), num_mapped()
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
-            assert rank.own.grow(made, SIZE) is None
-        assert (num_open(), num_mapped()) == before
-
-    @pytest.mark.parametrize("call", ["send", "ftruncate"])
-    def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-        """Its descriptor is closed, and it is not mistaken for a granted slot."""
-        made = take(rank.own)
-        where: Any = os if call == "ftruncate" else rank.arrivals
-        with monkeypatch.context() as patch:
-            patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
-            with pytest.raises(OSError, match="Too many references"):
-                rank.own.send(made)
-        assert num_open() == 0
-        rank.own.put_back(made)
-        assert take(rank.own).is_new
-
-    def test_a_granted_slot_that_could_not_be_mapped(self, rank: Rank) -> None:
-        """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
-        rank.grant(8)
-        assert take(rank.own).is_new
-        assert rank.own.report(0).refused == (8,)
-        assert rank.own.report(0).refused == ()
-
-
-class TestGranted:
-    """Slots that come with tasks."""
-
-    @pytest.mark.parametrize("expected_bytes", [0, SIZE])
-    def test_what_it_made_stays_mapped(self, rank: Rank, expected_bytes: int) -> None:
-        """In its size, even if that was unknown; its pages are still faulted in before they are written."""
-        rank.expect(expected_bytes)
-        made = take(rank.own, SIZE)
-        assert made.reserve(PAGE) == 0
-        made.view[0] = 9
-        rank.own.send(made)
-        number = made.number
-        del made
-        before = num_mapped()
-        for _ in range(3):
-            rank.grant(number)
-            again = take(rank.own, 1)
-            assert (again.number, again.is_new, again.view[0]) == (number, False, 9)
-            assert again.capacity == len(again.view) == (SIZE if expected_bytes else PAGE)
-            assert again.populated == PAGE
-            del again
-        assert num_mapped() == before
-
-    def test_what_a_forked_child_can_read_goes_to_no_worker(self, rank: Rank) -> None:
-        """The child may read it for as long as it lives. The rank is told once, and this worker refuses it."""
-        rank.grant(5)
-        used = take(rank.own)
-        rank.own.note_fork()
-        rank.own.send(used)
-        del used
-        assert rank.own.report(0).inherited == (5,)
-        assert rank.own.report(0).inherited == ()
-        rank.grant(5)
-        assert rank.own.report(0).refused == (5,)
-
-    def test_what_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
-        """The last one comes first, also if it was put back; a batch that needs two gets both."""
-        rank.grant(5)
-        rank.grant(6)
-        rank.own.put_back(take(rank.own))
-        assert [take(rank.own).number for _ in range(2)] == [6, 5]
-        assert take(rank.own).is_new
-
-    def test_those_that_are_too_small_do_not_pile_up(self, rank: Rank) -> None:
-        """Of several, the oldest is given back to the rank."""
-        for number in (5, 6, 7):
-            rank.grant(number)
-        for refused in ((5,), (6,), ()):
-            assert take(rank.own, SIZE + 1).is_new
-            assert rank.own.report(0).refused == refused
-        assert take(rank.own, SIZE).number == 7
-
-
-class TestKept:
-    """Slots to which something in the worker refers."""
-
-    @pytest.mark.parametrize("is_granted", [True, False], ids=["granted", "made by the worker"])
-    @pytest.mark.parametrize(
-        "refer",
-        [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)],
-        ids=["a view", "a tensor"],
-    )
-    def test_it_is_not_written_again(self, rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool) -> None:
-        """The rank is told, and the worker uses another until the reference is gone, even if it made the slot."""
-        if is_granted:
-            rank.grant(5)
-        else:
-            rank.expect(SIZE)
-        used = take(rank.own)
-        number = used.number
-        used.reserve(SIZE)
-        used.view[:] = bytes([5]) * len(used.view)
-        rank.own.send(used)
-        kept = refer(used.view)
-        del used
-        if not is_granted:
-            os.close(rank.arrivals.take(number))
-        rank.grant(number)
-        assert take(rank.own).number != number
-        report = rank.own.report(0)
-        refused, still_kept = report.refused, report.kept
-        assert (refused, number in still_kept) == ((number,), True)
-        assert set(bytes(kept)) == {5}
-        del kept
-        rank.grant(number)
-        assert take(rank.own).number == number
-
-    def test_a_reference_may_come_back_after_the_grant(self, rank: Rank) -> None:
-        """A batch was put back, but the dataset has kept a part of it."""
-        rank.grant(5)
-        used = take(rank.own)
-        kept = used.view[:10]
-        rank.own.put_back(used)
-        del used
-        assert take(rank.own).is_new
-        assert set(bytes(kept)) == {5}
-        del kept
-        assert take(rank.own).number == 5
-
-    def test_every_batch_is_told_of_what_is_kept(self, rank: Rank) -> None:
-        """No other worker may write there: it is reported until the reference is gone."""
-        rank.grant(5)
-        rank.grant(6)
-        kept = take(rank.own).view
-        assert set(rank.own.report(0).kept) == {6}
-        other = take(rank.own)
-        assert set(rank.own.report(0).kept) == {5, 6}
-        del kept
-        assert set(rank.own.report(0).kept) == {other.number}
+    used = take(rank.own)
+    number = used.number
+    used.reserve(SIZE)
+    used.view[:] = bytes([5]) * len(used.view)
+    rank.own.send(used)
+    kept = refer(used.view)
+    del used
+    if not is_granted:
+        os.close(rank.arrivals.take(number))
+    rank.grant(number)
+    assert take(rank.own).number != number
+    report = rank.own.report(0)
+    refused, still_kept = report.refused, report.kept
+    assert (refused, number in still_kept) == ((number,), True)
+    assert set(bytes(kept)) == {5}
+    del kept
+    rank.grant(number)
+    assert take(rank.own).number == number

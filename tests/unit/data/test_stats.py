@@ -75,50 +75,43 @@ def test_arrivals() -> None:
     }
 
 
-class TestStats:
-    """The result of `DataLoader.stats()`."""
+def test_stats_of_waits(path: DataPath) -> None:
+    """The mean is over all batches, the share over the steps between them; unknown ones are None."""
+    assert path.stats() == replace(IDLE, placement="a test")
+    path.counts.note_step(waited_s=30.0, stepped_s=None)
+    before = path.stats()
+    for _ in range(3):
+        path.counts.note_step(waited_s=2.0, stepped_s=8.0)
+    assert (before.wait_s_per_batch, before.wait_share) == (30.0, None)
+    after = path.stats()
+    assert (after.batches, after.wait_s_per_batch, after.wait_share) == (4, 9.0, 0.25)
 
-    def test_waits(self, path: DataPath) -> None:
-        """The mean is over all batches, the share over the steps between them; unknown ones are None."""
-        assert path.stats() == replace(IDLE, placement="a test")
-        path.counts.note_step(waited_s=30.0, stepped_s=None)
-        before = path.stats()
-        for _ in range(3):
-            path.counts.note_step(waited_s=2.0, stepped_s=8.0)
-        assert (before.wait_s_per_batch, before.wait_share) == (30.0, None)
-        after = path.stats()
-        assert (after.batches, after.wait_s_per_batch, after.wait_share) == (4, 9.0, 0.25)
 
-    def test_slots_are_counted(self, path: DataPath) -> None:
-        """They are counted while they exist; nothing is pinned without a GPU."""
-        lane = path.lane(DataLoader(range(8), num_workers=2), pins=False)  # type: ignore[arg-type]
-        assert lane.pool is not None
-        loop = Loopback(lane.pool)
-        small, large = (lent(loop, torch.zeros(num_pages * PAGE, dtype=torch.uint8)) for num_pages in (1, 3))
-        del large
-        lane.reclaim()
-        stats = path.stats()
-        assert (stats.slots, stats.slot_bytes, stats.slots_on_loan, stats.pinned_bytes) == (2, 3 * PAGE, 1, 0)
-        lane.end(workers_are_gone=True)
-        path.close()
-        assert path.stats().slots == 0
-        assert not small.any()
+def test_stats_of_slots(path: DataPath) -> None:
+    """They are counted while they exist; nothing is pinned without a GPU."""
+    lane = path.lane(DataLoader(range(8), num_workers=2), pins=False)  # type: ignore[arg-type]
+    assert lane.pool is not None
+    loop = Loopback(lane.pool)
+    small, large = (lent(loop, torch.zeros(num_pages * PAGE, dtype=torch.uint8)) for num_pages in (1, 3))
+    del large
+    lane.reclaim()
+    stats = path.stats()
+    assert (stats.slots, stats.slot_bytes, stats.slots_on_loan, stats.pinned_bytes) == (2, 3 * PAGE, 1, 0)
+    lane.end(workers_are_gone=True)
+    path.close()
+    assert path.stats().slots == 0
+    assert not small.any()
 
-    def test_what_is_said_once_is_a_note(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
-        """A reason with a remedy is reported on stderr at its first batch only, and stays in the notes."""
-        for _ in range(3):
-            path.note_arrival(HEAD._replace(miss=Miss.UNSUPPORTED))
-        said = capsys.readouterr().err
-        assert said.count("numapin: warning:") == 1
-        assert said.endswith("travel in torch's shared memory\n")
-        assert ".detach() helps" in said
-        assert [note in said for note in path.stats().notes] == [True]
 
-    def test_what_the_user_cannot_change_is_not_said(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
-        """It is counted, and has no remedy."""
-        path.note_arrival(HEAD._replace(miss=Miss.SHARED))
-        assert capsys.readouterr().err == ""
-        assert path.stats().notes == ()
+def test_what_is_said_once_is_a_note(path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reason with a remedy is reported on stderr at its first batch only, and stays in the notes."""
+    for _ in range(3):
+        path.note_arrival(HEAD._replace(miss=Miss.UNSUPPORTED))
+    said = capsys.readouterr().err
+    assert said.count("numapin: warning:") == 1
+    assert said.endswith("travel in torch's shared memory\n")
+    assert ".detach() helps" in said
+    assert [note in said for note in path.stats().notes] == [True]
 
 
 def test_text() -> None:
@@ -136,13 +129,6 @@ node        1 (planned by numapin run: GPU 3 is on node 1); 100.0% of the pages
 note        libstores.so cannot be loaded, so large batches use a third more
             memory bandwidth; see: numapin doctor"""
     )
-
-
-def test_text_of_loaders_that_did_little() -> None:
-    """Batches that arrived and were not yielded count; lines that have nothing to report are left out."""
-    left = replace(IDLE, batches=10, bytes=14 << 20, hits=14)
-    assert str(left).splitlines()[:2] == ["batches     10, 1.0 MiB each", "in slots    14, not all of them yielded"]
-    assert str(IDLE) == "batches     0\nnode        the machine has one NUMA node, 0"
 
 
 def test_dict() -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gc
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 import numapin
+from tests.contract.datasets import Made
 from tests.cuda.fake import FakeStream, moving
 from tests.data.child import in_forked_child
-from tests.integration.gpu_loading import lies_in_slot
+from tests.data.loopback import WAIT_S
 from tests.unit.data.seam import opening, tensors_in
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,16 +27,9 @@ NUM_BATCHES = 24
 LONG = 1 << 16
 
 
-class Items(Dataset[Any]):
-    """Item i: a tensor that is filled with i, and a large array that is."""
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return NUM_BATCHES
-
-    def __getitem__(self, index: int) -> Any:
-        """Return an item."""
-        return torch.full((LONG,), index), np.full(LONG, index)
+def item(index: int) -> Any:
+    """Return a tensor that is filled with the index, and a large array that is."""
+    return torch.full((LONG,), index), np.full(LONG, index)
 
 
 def leave(item: Any) -> Any:
@@ -73,7 +66,7 @@ def loader(fake_cuda: FakeCuda, calls: Calls) -> Iterator[Any]:
     with (
         moving(),
         numapin.DataLoader(
-            Items(), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=calls
+            Made(item, NUM_BATCHES), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=calls
         ) as made,
     ):
         yield made
@@ -90,15 +83,26 @@ def numbers_of(batches: list[Any]) -> list[int]:
     return numbers
 
 
+def next_of(iterator: Any) -> Any:
+    """Return the next batch once all that the workers have to make have arrived, so that the one after it is ahead."""
+
+    def are_there() -> bool:
+        iterator._lane.results.look_ahead()
+        tasks = iterator._task_info.items()  # with the batch, if torch has it already
+        return all(len(task) == 2 or iterator._lane.results.peek(number) is not None for number, task in tasks)
+
+    assert wait_until(are_there, limit_s=WAIT_S)
+    return next(iterator)
+
+
 def test_one_batch_ahead_and_in_order(loader: Any, calls: Calls) -> None:
-    """Each batch is transformed once, in order, and before the loop asks for it if it has arrived."""
-    num_called = []
-    for batch in loader:
-        num_called.append(len(calls.numbers) - int(batch["x"][0]) // 2)
-        time.sleep(0.01)
+    """Each batch is transformed once, in order, and before the loop asks for it."""
+    iterator, num_called = iter(loader), []
+    for number in range(NUM_BATCHES):
+        next_of(iterator)
+        num_called.append(len(calls.numbers) - number)
     assert calls.numbers == list(range(NUM_BATCHES))
-    assert set(num_called) == {1, 2}
-    assert num_called.count(2) > NUM_BATCHES // 2
+    assert num_called == [1] + [2] * (NUM_BATCHES - 2) + [1]  # the first two are called when they are due
 
 
 def test_the_loop_waits_for_the_function(loader: Any, fake_cuda: FakeCuda) -> None:
@@ -106,18 +110,6 @@ def test_the_loop_waits_for_the_function(loader: Any, fake_cuda: FakeCuda) -> No
     fake_cuda.hold_events()
     assert len(list(loader)) == NUM_BATCHES
     assert fake_cuda.get("waited") >= 2 * NUM_BATCHES
-
-
-def test_events_are_used_again(loader: Any, fake_cuda: FakeCuda) -> None:
-    """Also those of batches that were transformed ahead when the loop ended."""
-    assert numbers_of(list(loader)) == list(range(NUM_BATCHES))
-    num_created = fake_cuda.get("created")
-    for _ in range(10):
-        for batch in loader:
-            time.sleep(0.01)  # the next one is transformed
-            if batch["x"][0] == 4:
-                break
-    assert fake_cuda.get("created") <= num_created + 4
 
 
 def test_on_the_loader_s_stream(loader: Any, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +129,11 @@ def test_an_error_waits_until_its_batch_is_due(loader: Any, calls: Calls) -> Non
     calls.at[5] = lambda: {"there": 0}["missing"]
     iterator, batches = iter(loader), []
     for number in range(NUM_BATCHES):
-        time.sleep(0.01)
         if number == 5:
             with pytest.raises(KeyError, match="device_transform of batch 5"):
-                next(iterator)
+                next_of(iterator)
         else:
-            batches.append(next(iterator))
+            batches.append(next_of(iterator))
     assert calls.numbers == list(range(NUM_BATCHES))
     assert numbers_of(batches) == [number for number in range(NUM_BATCHES) if number != 5]
 
@@ -156,9 +147,8 @@ def test_ctrl_c_inside_the_function(loader: Any, calls: Calls) -> None:
     calls.at[5] = interrupt
     iterator, numbers, num_interrupted = iter(loader), list[int](), 0
     while True:
-        time.sleep(0.01)
         try:
-            numbers += numbers_of([next(iterator)])
+            numbers += numbers_of([next_of(iterator)])
         except KeyboardInterrupt:
             num_interrupted += 1
         except StopIteration:
@@ -185,9 +175,8 @@ def test_a_capture_goes_on(loader: Any, calls: Calls, fake_cuda: FakeCuda, monke
 def test_a_forked_child_frees_nothing(loader: Any) -> None:
     """A child does not free the memory of batches that the loop holds, or that were made ahead."""
     iterator = iter(loader)
-    batch: Any = next(iterator)
-    time.sleep(0.05)
-    held = [batch, next(iterator), iterator]
+    batch: Any = next_of(iterator)
+    held = [batch, next_of(iterator), iterator]
     del batch, iterator
 
     def drop() -> bool:
@@ -198,20 +187,12 @@ def test_a_forked_child_frees_nothing(loader: Any) -> None:
     assert in_forked_child(drop)
 
 
-def test_large_arrays_stay_in_the_slot(loader: Any) -> None:
-    """Numpy arrays are not copied for the function; those that the loop keeps are right at the end."""
-    kept = list(loader)
-    assert numbers_of(kept) == list(range(NUM_BATCHES))
-    assert lies_in_slot(loader, torch.from_numpy(kept[-1]["array"]))
-
-
 def test_the_user_s_own_copies_from_an_array(loader: Any, calls: Calls, fake_cuda: FakeCuda) -> None:
     """A worker gets no slot back while the GPU may still read an array that the function got and dropped."""
     places: list[int] = []
     calls.note = lambda batch: places.append(batch[1].ctypes.data)
 
     def read_on() -> None:
-        time.sleep(0.05)
         loader._numapin_path._mover.poll()  # our own copy has ended
         fake_cuda.hold_events()
 
@@ -238,22 +219,20 @@ def test_memory_that_comes_again(num_new: int) -> None:  # after which the funct
         numbers.append(int(batch[0][0]))
         return batch[0] * 1 if len(numbers) <= num_new else buffer.copy_(batch[0])
 
-    seen = []
     with (
         moving(),
         numapin.DataLoader(
-            Items(), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=fill
+            Made(item, NUM_BATCHES), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=fill
         ) as loader,
     ):
-        for batch in loader:
-            time.sleep(0.02)
-            seen.append(int(batch[-1]))
+        iterator = iter(loader)
+        seen = [int(next_of(iterator)[-1]) for _ in range(NUM_BATCHES)]
         first, *others = loader.stats().notes
     assert "returned memory that it had returned before" in first
     assert numbers == list(range(NUM_BATCHES))
     wrong = [number for number in numbers if seen[number] != number]
-    assert wrong in ([], [num_new]) if num_new else not wrong
-    assert bool(others) == bool(num_new and wrong)
+    assert wrong == [num_new][: bool(num_new)], seen
+    assert len(others) == len(wrong)
     assert all(f"batch {num_new + 1} filled memory of an earlier batch" in other for other in others)
 
 
@@ -299,9 +278,3 @@ def test_tensors_are_found_wherever_they_are() -> None:
         part.data_ptr() for part in (sparse[2].ccol_indices(), sparse[2].row_indices(), sparse[2].values())
     } <= places
     assert len(found) == 8 + 2 + 2 + 3 + 3
-
-
-def test_many_objects_that_are_gone_again() -> None:
-    """A state that exists only while it is looked at hides no tensor behind its number."""
-    things = [Slotted([Slotted(torch.zeros(1))]) for _ in range(1000)]
-    assert len(list(tensors_in(things))) == 1000

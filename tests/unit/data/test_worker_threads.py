@@ -76,9 +76,3 @@ def test_libraries_are_found_by_their_files(tmp_path: Path, monkeypatch: pytest.
     found = sorted(path for path, _kind in threads._loaded())
     assert found == ["/odd \udcff name/libscipy_openblas64_-32a4b2a6.so", "/usr/lib/libgomp.so.1"]
     threads.limit_threads(1, {})  # neither is loaded from there
-
-
-def test_every_spelling() -> None:
-    """OpenBLAS is called by the plain names, and by those of numpy's and scipy's wheels."""
-    names = set(threads._OPENBLAS.setters)
-    assert {"openblas_set_num_threads", "scipy_openblas_set_num_threads", "scipy_openblas_set_num_threads64_"} <= names
