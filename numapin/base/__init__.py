@@ -5,7 +5,7 @@
     cpu_set.py         CpuSet, a set of CPUs or nodes, as Linux writes it: "0-3,8"
     text.py            counts, lists, visible characters, UUIDs of GPUs, known values
     bounds.py          the largest numbers that are accepted
-    formats.py         sizes, words for a shell, Python commands, similar words, PCI addresses, stand-ins
+    formats.py         memory sizes, words for a shell, Python commands, similar words, stand-ins for characters
     redact.py          hide the values of arguments that look like secrets
     stats.py           which of two things is faster, from runs in turn, and how certain that is
     strict_json.py     read and write JSON without NaN

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_address
 from numapin.children import own
 from numapin.children.records import bytes_away
 from numapin.children.table import UnknownDevice, device_of, make_table
@@ -23,6 +22,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.rank.become import BINDING, read_binding
 from numapin.rank.handover import slice_text
+from numapin.topology.address import pci_address
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@
     options.py           options that several commands share
     output.py            all writing to stdout and stderr
     torchrun_command.py  help and completion of the commands that take torchrun's options
+    torch_import.py      import torch with Ctrl-C deferred
     run.py               numapin run
     topo.py              numapin topo
     plan.py              numapin plan
@@ -17,7 +18,7 @@
     trace.py             numapin trace
     compare.py           numapin compare
     bench.py             numapin bench
-    interrupts.py        Ctrl-C keeps what was measured, and waits for the import of torch
+    early_end.py         Ctrl-C during a measurement keeps what was measured
     doctor.py            numapin doctor
     job.py               numapin job
     completion.py        numapin completion; shells/ has the scripts

@@ -19,9 +19,10 @@ from numapin.bench import transfer as transfer_bench
 from numapin.bench.machine import read_machine
 from numapin.bench.model import BenchReport, summarize
 from numapin.bench.verdict import verdict_of
-from numapin.cli.interrupts import EarlyEnd, require_torch
+from numapin.cli.early_end import EarlyEnd
 from numapin.cli.options import FilePath, Parsed, topology_from
-from numapin.cli.output import ReportOptions, clear_status, require_writable, show_status
+from numapin.cli.output import ReportWriter, clear_status, require_writable, show_status
+from numapin.cli.torch_import import require_torch
 from numapin.errors import NumapinError
 from numapin.view.bench_table import bench_table
 
@@ -334,7 +335,7 @@ def _measure(
     def table(report: BenchReport) -> RenderableType:
         return bench_table(report, benchmark.columns, benchmark.legend)
 
-    options = ReportOptions(as_json=as_json, output=output, table=table)
+    writer = ReportWriter(as_json=as_json, output=output, table=table)
 
     def show_start(case: Case, peer: Peer, repeat: int) -> None:
         nonlocal num_started
@@ -352,7 +353,7 @@ def _measure(
                 # The file is written every few seconds, so that even a killed run leaves what it measured.
                 if time.monotonic() - written_s >= _WRITE_EVERY_S:
                     with suppress(NumapinError):  # the last write reports it
-                        options.write(report_now(is_complete=False))
+                        writer.write(report_now(is_complete=False))
                     written_s = time.monotonic()
     clear_status()
 
@@ -360,12 +361,12 @@ def _measure(
     has_figures = any(peer.num_runs for case in report.cases for peer in case.peers)
     if end.came:
         if has_figures:
-            options.keep(report)
+            writer.keep(report)
         num_measured = sum(run.skipped is None for run in runs)
         covered = f"the report covers the first {counted(num_measured, 'measurement')}, and the workers have ended"
         end.leave(covered if num_measured else "nothing was measured")
-    options.show(report)
-    options.write(report)  # shown first, because writing may fail
+    writer.show(report)
+    writer.write(report)  # shown first, because writing may fail
     if has_figures:
         return
     reasons = [peer.skipped for case in report.cases for peer in case.peers] + [case.skipped for case in report.cases]

@@ -16,9 +16,10 @@ from numapin.base.formats import duration
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.cli.interrupts import EarlyEnd, require_torch
+from numapin.cli.early_end import EarlyEnd
 from numapin.cli.options import FilePath, Parsed, topology_from
-from numapin.cli.output import ReportOptions, clear_status, require_writable, show_status
+from numapin.cli.output import ReportWriter, clear_status, require_writable, show_status
+from numapin.cli.torch_import import require_torch
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -198,7 +199,7 @@ def compare(
     from numapin.compare.report import make_report
     from numapin.view.compare_table import compare_table
 
-    options = ReportOptions(as_json=as_json, output=output, table=compare_table)
+    writer = ReportWriter(as_json=as_json, output=output, table=compare_table)
     machine = read_machine().to_json()
     runs: list[ComparedRun] = []
 
@@ -241,20 +242,20 @@ def compare(
                 say(_run_in_words(made, is_first=not runs or runs[-1].variant != made.variant))
                 runs.append(made)
                 with suppress(NumapinError):  # so that even a killed run leaves a file; the last write reports an error
-                    options.write(report_now(is_complete=False))
+                    writer.write(report_now(is_complete=False))
         is_complete = not end.came
     finally:
         if not is_complete:  # Ctrl-C, or an error, which decides the status: what was measured until now is shown
             clear_status()
             if any(run.round is not None for run in runs):
-                options.keep(report_now(is_complete=False))
+                writer.keep(report_now(is_complete=False))
     num_counted = sum(run.round is not None for run in runs)
     end.leave(f"the report covers the first {counted(num_counted, 'run')}" if num_counted else "nothing was measured")
 
     report = report_now(is_complete=True)
     if report.measured:
-        options.show(report)
-        options.write(report)
+        writer.show(report)
+        writer.write(report)
     if len(report.measured) < 2:  # why was said when each variant failed
         what = _all_failed(report)
         if report.measured:

@@ -32,7 +32,7 @@ _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errn
 """Errors of a write: a full disk or quota, a closed pipe or terminal."""
 
 _JUDGES: Final = frozenset({"verify", "doctor"})
-"""Commands whose status 1 means findings: after an error of another kind they end with another status."""
+"""Commands whose status 1 means findings; 3 means that they could not finish."""
 
 _HELP: Final = re.compile(r"numapin( .*)? --help$")
 _CHOICE: Final = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)")

@@ -222,8 +222,8 @@ def write(text: str, path: Path, *, option: str) -> None:
     write_text_to(str(path), text, remedy=f"choose another file for {option}")
 
 
-class ReportOptions:
-    """The values of a measurement's --json and --output; `table` makes what is shown without --json."""
+class ReportWriter:
+    """Writes a measurement's report as --json and --output ask; `table` makes what is shown without --json."""
 
     def __init__(self, *, as_json: bool, output: Path | None, table: Callable[[Any], RenderableType]) -> None:
         self._as_json, self._output, self._table = as_json, output, table

@@ -17,9 +17,9 @@ import click
 from numapin.base import formats
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.cli.interrupts import importing_torch, require_torch
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, require_writable, show, show_frames, warn, warn_or_refuse
+from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, RankError, Stopped, UsageError
 from numapin.launcher import hosts
@@ -31,7 +31,7 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank import handover, hook_env
-from numapin.rank.become import forget_outer_rank, raise_open_files
+from numapin.rank.inherited import forget_outer_rank, raise_open_files
 from numapin.rank.signals import open_mailbox
 from numapin.system.libraries import binding_variables
 from numapin.tasks.hosts import IDENTITY, OwnHost, identity_of, with_found_hosts

@@ -23,10 +23,10 @@ import click
 from numapin.base.files import make_own, opened, unwritten, write_text_to
 from numapin.base.formats import running
 from numapin.base.stderr import say
-from numapin.cli.interrupts import require_torch
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import SECTIONS, RunOptions, parse
+from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.program import python

@@ -1,8 +1,8 @@
 """Pin slots, and take freed pinned memory back for reuse or release, on background threads.
 
 Blocks that nothing uses are kept for reuse by the nodes that they are on and by their size. torch's cache rounds a
-block up to a power of two, does not know nodes, and keeps its blocks until it is told otherwise. Importing this brings
-no torch: `numapin.pinned` works without it.
+block up to a power of two, does not know nodes, and keeps its blocks until it is told otherwise. `numapin.pinned`
+can be imported without torch, and so can this.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
 from numapin.errors import NumapinError, UsageError
-from numapin.system.cuda import CudaRefused, Driver, making
+from numapin.system.cuda import CudaRefused, Driver, once_lock
 from numapin.system.pages import PINNED
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class Reclaimer:
 
 def reclaimer(driver: Driver) -> Reclaimer:
     """Return this process's reclaimer."""
-    with making():  # threads that come at once get the same one
+    with once_lock():  # threads that come at once get the same one
         return _reclaimer_of(driver, os.getpid())
 
 

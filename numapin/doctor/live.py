@@ -18,13 +18,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.formats import pci_address
 from numapin.base.text import printable
 from numapin.data import torch_names
 from numapin.doctor.check import GpuUser, KernelLog, Live, Xid
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
 from numapin.system import memory, nccl_files, numa, proc
+from numapin.topology.address import pci_address
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 

@@ -9,8 +9,8 @@ from numapin.doctor.check import Live, Result, error, live_check, note, ok, unkn
 from numapin.system.libraries import (
     FORKS_ISSUE,
     FORKS_MENDED,
-    IGNORE,
-    MENDED,
+    NCCL_IGNORE,
+    NCCL_MENDED,
     binding_variables,
     forks_may_hang,
     ignores_affinity,
@@ -123,8 +123,9 @@ def python(live: Live, _host: Host) -> Result:
     "torch",
     where="the metadata of the package torch, and private names in its files",
     why="topo, plan, job, exec, doctor, verify, top, attach and run work without torch. trace, compare, bench, the "
-    "DataLoader, and `run` on several hosts that may restart or change in number need it. The DataLoader is built on "
-    "private names of torch; if a release lacks one, batches come from torch's own loader.",
+    "DataLoader, and `run` with a rendezvous of torch (--rdzv-backend, or several hosts that may restart or change in "
+    "number) need it. The DataLoader is built on private names of torch; if a release lacks one, batches come from "
+    "torch's own loader.",
 )
 def torch(live: Live, _host: Host) -> Result:
     """Find an environment without torch, or a torch that numapin's DataLoader does not know."""
@@ -164,8 +165,8 @@ def nccl(live: Live, _host: Host) -> Result:
     what = ", ".join(map(" ".join, live.nccl.items()))
     affected = _narrowing(live)
     if affected:
-        upgrade = f"pip install --upgrade '{affected[0]}>={MENDED}' (pip warns if torch requires another version)"
-        remedy = f"install libnccl2 {MENDED} or newer" if affected[0].startswith("/") else upgrade
+        upgrade = f"pip install --upgrade '{affected[0]}>={NCCL_MENDED}' (pip warns if torch requires another version)"
+        remedy = f"install libnccl2 {NCCL_MENDED} or newer" if affected[0].startswith("/") else upgrade
         return warning(f"{what}: does not restore the caller's CPU affinity", remedy=remedy)
     if None in map(narrows, live.nccl.values()):
         return unknown(f"{what}: not a version of NCCL")
@@ -185,14 +186,14 @@ def _narrowing(live: Live) -> list[str]:
 )
 def nccl_affinity(live: Live, _host: Host) -> Result:
     """Find the variable that makes NCCL leave the CPUs of its rank."""
-    value = live.environ.get(IGNORE)
+    value = live.environ.get(NCCL_IGNORE)
     if value is None:
-        return ok(f"{IGNORE} not set")
+        return ok(f"{NCCL_IGNORE} not set")
     if not ignores_affinity(live.environ):
         return ok(f"set to {value!r}")
     threads = "all threads of a rank" if _narrowing(live) else "NCCL's threads"
-    what = f"{IGNORE}={value}: {threads} leave the rank's CPUs"
-    return warning(what, remedy=f"unset {IGNORE}")
+    what = f"{NCCL_IGNORE}={value}: {threads} leave the rank's CPUs"
+    return warning(what, remedy=f"unset {NCCL_IGNORE}")
 
 
 @live_check(

@@ -8,6 +8,7 @@ the same.
     request.py      the user's request, checked, and its share of a machine
     notation.py     times and container images, as users type them and as each engine takes them
     scripts.py      sbatch, mpirun, qsub, bsub
-    kubernetes.py   kubectl apply: checks, and the templates of `templates` filled in
+    kubernetes.py   kubectl apply: checks, and the values of the templates
     pod_options.py  the user's additions to pods: variables, volumes, ...
+    manifest.py     fill the templates of manifests in
 """

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from numapin.topology.readings import GpuLoad
 
 
+# --- samples of one job ----------------------------------------------------------------------------------------------
+
 _PAGES_EVERY_S: Final = 10.0
 _REST: Final = 250  # seconds between readings of the pages per second of CPU that one took: 0.4 % of a core
 
@@ -121,7 +123,7 @@ def read_swapped(*, root: Path = LIVE) -> tuple[int, int] | None:
     return int(values["pswpin"]), int(values["pswpout"])
 
 
-# --- samples of one job ----------------------------------------------------------------------------------------------
+# --- all jobs of the host --------------------------------------------------------------------------------------------
 
 _JOB_IDS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 """The variables of batch systems: see srun(1), qsub(1) of PBS, LSF's environment variables, flux-environment(7)."""

@@ -12,7 +12,7 @@ from numapin.base.records import to_json
 from numapin.base.text import counted, listed, not_none
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.plan.request import Bind, Memory
-from numapin.system.libraries import IGNORE, MENDED
+from numapin.system.libraries import NCCL_IGNORE, NCCL_MENDED
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _HARMLESS: Final = {
     False: "keeps to the rank's CPUs",
     None: "keeps to the rank's CPUs, or narrows its threads to those of the GPU's node (2.29.2 to 2.29.7)",
 }
+_NEWER_NCCL: Final = f"install NCCL {NCCL_MENDED} or newer; see: numapin doctor"
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
 _MOST_MASKS: Final = 4  # in a finding
 _NCCL_THREADS: Final = ("NCCL", "pt_nccl")
@@ -352,7 +353,7 @@ def _squeeze_remedy(seen: _Seen, process: Process, thread: Thread) -> str:
             "kernel spreads them over the CPUs of the rank"
         )
     if bind in _WIDER and any(each.nccl is not None and each.nccl.narrows for each in rank.processes):
-        return f"NCCL narrowed it to the CPUs of the GPU's node: install NCCL {MENDED} or newer; see: numapin doctor"
+        return f"NCCL narrowed it to the CPUs of the GPU's node: {_NEWER_NCCL}"
     remedy = "the program, or a library that it uses, called sched_setaffinity: remove that call"
     return f"{remedy}; to give the CPUs back now: {again} --widen"
 
@@ -360,17 +361,17 @@ def _squeeze_remedy(seen: _Seen, process: Process, thread: Thread) -> str:
 def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:
     """Name the version of NCCL; a warning if it undoes the binding, whether or not it has done so yet."""
     name = f"NCCL {nccl.version or 'of unknown version'}"
-    upgrade = f"install NCCL {MENDED} or newer; see: numapin doctor"
-    severity, remedy = _WARNING, f"unset {IGNORE}"
+    severity, remedy = _WARNING, f"unset {NCCL_IGNORE}"
     if nccl.ignores_affinity and nccl.narrows:
-        what, remedy = "moves all threads of the rank to the CPUs of the GPU's node", f"unset {IGNORE}, or {upgrade}"
+        what = "moves all threads of the rank to the CPUs of the GPU's node"
+        remedy = f"unset {NCCL_IGNORE}, or {_NEWER_NCCL}"
     elif nccl.ignores_affinity:
         what = "moves its own threads to all CPUs of the GPU's node"
     elif nccl.narrows and bind in _WIDER:
-        what, remedy = f"narrows the rank to the CPUs of the GPU's node, despite --bind {bind}", upgrade
+        what, remedy = f"narrows the rank to the CPUs of the GPU's node, despite --bind {bind}", _NEWER_NCCL
     else:
         severity, remedy, what = VerifySeverity.NOTE, "", _HARMLESS[nccl.narrows]
-    variable = f" with {IGNORE}" if nccl.ignores_affinity else ""
+    variable = f" with {NCCL_IGNORE}" if nccl.ignores_affinity else ""
     return _finding(f"{name}{variable} {what}", f"pid {process.pid}, {nccl.library}", remedy, severity)
 
 

@@ -15,13 +15,13 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_order
 from numapin.base.text import counted, listed, not_none
 from numapin.errors import PlanError, UsageError
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind, Memory
 from numapin.plan.usable import UsableMachine
+from numapin.topology.address import pci_order
 from numapin.topology.model import NodeKind
 from numapin.topology.vendors import support_of
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LIBRARY: Final = "libcuda.so.1"
-_making: Final[dict[int, RLock]] = {}
+_once_locks: Final[dict[int, RLock]] = {}
 
 _SUCCESS: Final = 0
 _NOT_READY: Final = 600
@@ -122,18 +122,18 @@ def driver() -> Driver | None:
     that uses CUDA. A child forked after that gets None.
     """
     if not _load.cache_info().currsize:  # threads that come at once get the same one
-        with making():
+        with once_lock():
             _load()
     loaded = _load()
     return loaded if loaded is not None and loaded.pid == os.getpid() else None
 
 
-def making() -> RLock:
-    """Return the lock for making what a process has once, by process: a forked child may inherit a held one.
+def once_lock() -> RLock:
+    """Return this process's lock for making what it has once: a forked child may inherit a held one.
 
     It can be entered again: a finalizer may run while it is held.
     """
-    return _making.setdefault(os.getpid(), RLock())
+    return _once_locks.setdefault(os.getpid(), RLock())
 
 
 @cache

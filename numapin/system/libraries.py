@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-IGNORE: Final = "NCCL_IGNORE_CPU_AFFINITY"
-MENDED: Final = "2.30.3"
+NCCL_IGNORE: Final = "NCCL_IGNORE_CPU_AFFINITY"
+NCCL_MENDED: Final = "2.30.3"
 _FIRST: Final = (2, 29, 2)
 _MENDED: Final = (2, 30, 3)
 _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
@@ -31,7 +31,7 @@ def narrows(text: str | None) -> bool | None:
 
 def ignores_affinity(environ: Mapping[str, str]) -> bool:
     """Return whether NCCL does not keep to the CPUs of its caller."""
-    return environ.get(IGNORE, "").strip() not in ("", "0")
+    return environ.get(NCCL_IGNORE, "").strip() not in ("", "0")
 
 
 def mapped_library(maps: str) -> str | None:

@@ -19,7 +19,8 @@ from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
 from numapin.rank import bind, handover
-from numapin.rank.become import BINDING, become, raise_open_files, read_binding
+from numapin.rank.become import BINDING, become, read_binding
+from numapin.rank.inherited import raise_open_files
 from numapin.tasks.identify import is_wrapper_of, parse_count
 from numapin.tasks.slice import Slice, inside, slice_of
 

@@ -218,7 +218,7 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
     if len(used) < 5:
         return True, None, ""
     try:
-        hosts = expand(environ[nodes])
+        hosts = expand_hostlist(environ[nodes])
     except ValueError as error:
         raise UsageError(f"{nodes}={environ[nodes][:_MAX_SHOWN]} {error}", _ALONE) from None
     tasks = environ["SLURM_STEP_TASKS_PER_NODE"]
@@ -343,7 +343,7 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
         return _each_once(environ["LSB_MCPU_HOSTS"].split()[::2]), ""
     try:
         nodes = environ.get("SLURM_JOB_NODELIST", "")
-        return (expand(nodes), "") if nodes else ((), "no variable has the address of a host")
+        return (expand_hostlist(nodes), "") if nodes else ((), "no variable has the address of a host")
     except ValueError as error:
         return (), f"SLURM_JOB_NODELIST {error}"
 
@@ -377,7 +377,7 @@ _PART: Final = re.compile(r"([^\[\]]+)|\[([0-9,-]+)\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
-def expand(text: str) -> tuple[str, ...]:
+def expand_hostlist(text: str) -> tuple[str, ...]:
     """Return the names in Slurm's notation, e.g. "gpu[01-03,7],login". Raises ValueError.
 
     As in `scontrol show hostnames`, a number has at least as many digits as the first of its range, and of several

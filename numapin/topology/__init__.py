@@ -2,6 +2,7 @@
 
 ::
 
+    address.py    PCI addresses: one spelling, one order
     model.py      the parts of a machine, Topology with its queries, restrict() and JSON
     readings.py   the readers' findings; the meaning of PCI classes and speeds
     nics.py       network devices, each with all of its names; links; the nearest NICs of each GPU

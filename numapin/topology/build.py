@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_order
 from numapin.base.text import not_none, printable
 from numapin.errors import UsageError
+from numapin.topology.address import pci_order
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Pcie, Topology
 from numapin.topology.nics import Link, LinkKind, Nic

@@ -11,10 +11,11 @@ from typing import Annotated, Final, Self
 
 from numapin.base import bounds
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import gib, pci_address
+from numapin.base.formats import gib
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.base.text import GPU_PREFIX, counted, listed, not_none, printable_lines
 from numapin.errors import UsageError
+from numapin.topology.address import pci_address
 from numapin.topology.nics import Adapter, Link, NearestNics, Nic, adapters, nearest_nics
 from numapin.topology.vendors import GpuVendor
 

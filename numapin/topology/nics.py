@@ -14,8 +14,8 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from numapin.base.bounds import MAX_LINKS, MAX_PARENTS
-from numapin.base.formats import pci_order
 from numapin.base.records import AtMost
+from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology

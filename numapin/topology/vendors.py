@@ -39,9 +39,9 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from numapin.base.formats import pci_order
 from numapin.base.text import GPU_PREFIX, listed, not_none
 from numapin.errors import UsageError
+from numapin.topology.address import pci_order
 from numapin.topology.visible import apply_visibility, with_unknown_order, with_visible
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.base.formats import pci_order
 from numapin.base.text import GPU_PREFIX, MIG_PREFIX, uuid_digits
+from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numapin
 from numapin.base.cpu_set import CpuSet
-from numapin.errors import MachineError
+from numapin.errors import MachineError, MachineFileError
 from numapin.system import proc
 from numapin.system.tree import NODES, Tree
 
@@ -129,8 +129,10 @@ def _described(loader: DataLoader[Any], iterator: object) -> dict[str, object]:
 def _nodes_of(cpus: CpuSet) -> str:
     """Return the NUMA nodes that these CPUs belong to, "" if the kernel does not say."""
     tree = Tree("")
-    nodes = tree.numbers(f"{NODES}/online") or ()
-    return str(CpuSet(node for node in nodes if cpus & (tree.node_cpus(node) or CpuSet())))
+    with suppress(MachineFileError):
+        nodes = tree.numbers(f"{NODES}/online") or ()
+        return str(CpuSet(node for node in nodes if cpus & (tree.node_cpus(node) or CpuSet())))
+    return ""
 
 
 # --- stack samples ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_order
+from numapin.topology.address import pci_order
 from numapin.topology.model import NodeKind, NodeSource
 from numapin.topology.readings import NvmlReading, NvmlReadings

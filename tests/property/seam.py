@@ -8,7 +8,7 @@ from numapin.base import cpu_set, formats
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable, printable_lines
 from numapin.cli.output import json_text, visible
-from numapin.jobs import kubernetes, notation
+from numapin.jobs import kubernetes, manifest, notation
 from numapin.jobs.request import JobRequest, name_of
 from numapin.topology.build import build
 from numapin.topology.model import CpuSpeed, Mig, NodeKind, Pcie

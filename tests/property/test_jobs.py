@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import UsageError
-from tests.property.seam import JobRequest, kubernetes, name_of, notation
+from tests.property.seam import JobRequest, kubernetes, manifest, name_of, notation
 
 SECONDS = st.integers(1, 400 * 24 * 3600)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -83,7 +83,7 @@ def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
 
     Whatever the strings are, the document is visible ASCII.
     """
-    text = "\n".join(kubernetes.yaml_lines(value))
+    text = "\n".join(manifest.yaml_lines(value))
     assert yaml.safe_load(text) == value
     assert all(line.isascii() and line.isprintable() for line in text.split("\n"))
 
@@ -92,17 +92,17 @@ def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
 def test_yaml_with_comments_reads_back_too(value: object, lines: list[str]) -> None:
     """A comment is written above its key, at any depth, and changes no value; without a value, both are left out."""
     note = "\n".join(f"note {line}" for line in lines)
-    filled = kubernetes.fill("a:\n- b: c\n  # $note\n  d: $value", {"note": note, "value": value})
+    filled = manifest.fill("a:\n- b: c\n  # $note\n  d: $value", {"note": note, "value": value})
     assert yaml.safe_load("\n".join(filled)) == {
         "a": [{"b": "c", "d": value}] if value not in ("", [], {}) else [{"b": "c"}]
     }
-    assert kubernetes.fill("a: b\n# $note\nc: $value", {"note": note, "value": None}) == ("a: b",)
+    assert manifest.fill("a: b\n# $note\nc: $value", {"note": note, "value": None}) == ("a: b",)
 
 
 def test_yaml_lines_are_never_folded() -> None:
     """A command of any length is one line."""
     words = " ".join(["word"] * 1000)
-    assert kubernetes.yaml_lines({"a": words}) == [f'a: "{words}"']
+    assert manifest.yaml_lines({"a": words}) == [f'a: "{words}"']
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_yaml_lines_are_never_folded() -> None:
 )
 def test_strings_that_look_like_something_else_stay_strings(text: str) -> None:
     """Strings that a YAML reader could read as a number, date, boolean or null are quoted."""
-    assert yaml.safe_load("\n".join(kubernetes.yaml_lines({"a": text, text: "b"}))) == {"a": text, text: "b"}
+    assert yaml.safe_load("\n".join(manifest.yaml_lines({"a": text, text: "b"}))) == {"a": text, text: "b"}

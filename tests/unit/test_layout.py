@@ -24,7 +24,7 @@ MODULES = {
 PURE = (
     *("errors", "base.cpu_set", "base.formats", "base.text", "base.records", "base.stats"),
     *("system.libraries", "system.refusals"),
-    *("topology.model", "topology.readings", "topology.build", "topology.fast"),
+    *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.hosts", "tasks.slice", "data.usage"),
@@ -44,7 +44,7 @@ ONLY_IN = {
     "ctypes": ("system", "topology.sources.libnuma"),
     "numa": ("system.calls", "topology.sources.libnuma"),
     "torch": (
-        *("launcher", "data", "pinned", "sharing.reading", "bench", "steps.meter"),
+        *("launcher", "data", "pinned", "sharing.reading", "sharing.passing", "bench", "steps.meter"),
         *("trace.hook", "trace.script", "trace.tracer"),
     ),
     "click": ("cli",),

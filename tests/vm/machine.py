@@ -31,7 +31,7 @@ SHARE: Final = Path("/run/share")
 _LIBRARIES: Final = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")
 _CONSOLE_TAIL: Final = 4000
 _SLOW_IN_EMULATION: Final = ("erms", "fsrm", "xsave", "avx", "avx2", "la57", "smap", "smep", "pku", "umip")
-"""Features of a processor that software uses to be fast. Without them torch is imported in half of the CPU time, and
+"""Features of a processor that are slow to emulate. Without them torch is imported in half of the CPU time, and
 memory is touched in a quarter: "rep movsb" is emulated byte by byte, and each symbol that is bound saves all registers.
 """
 BOOT_LIMIT_S: Final = 3600

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_GPUS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_address, pci_order
 from numapin.base.text import GPU_PREFIX, not_none
+from numapin.topology.address import pci_address, pci_order
 from numapin.topology.readings import FabricLink, PciReading
 from numapin.topology.vendors import GpuVendor
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_address
 from numapin.base.text import GPU_PREFIX, listed
+from numapin.topology.address import pci_address
 from numapin.topology.model import NodeSource
 from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (

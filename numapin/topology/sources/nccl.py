@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_address
 from numapin.base.text import not_none
+from numapin.topology.address import pci_address
 from numapin.topology.model import NodeSource, Pcie
 from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (

@@ -13,9 +13,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
-from numapin.base.formats import pci_address
 from numapin.base.text import without_none
 from numapin.system import calls
+from numapin.topology.address import pci_address
 from numapin.topology.model import Mig, Pcie
 from numapin.topology.nics import LinkKind
 from numapin.topology.readings import GpuHealth, GpuLoad, GpuProcess, NvmlReading, NvmlReadings

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_NICS, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.formats import pci_address
 from numapin.base.text import not_none, without_none
 from numapin.errors import MachineError
 from numapin.system.cgroup import cpuset_of, own_cgroups
 from numapin.system.tree import CAPTURE, NODES, Tree
+from numapin.topology.address import pci_address
 from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.model import CpuSpeed, NodeSource, Pcie
 from numapin.topology.nics import Nic, NicInterface, NicKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numapin.cli import verify
 from numapin.cli.bench import left_in_words
 from numapin.cli.completion import Candidates, _bash_lines, _lines, complete, split_line
-from numapin.cli.interrupts import EarlyEnd
+from numapin.cli.early_end import EarlyEnd
 from numapin.cli.main import numapin
 from numapin.cli.output import show_status
 from numapin.trace.reading import read_report

@@ -10,7 +10,7 @@ import pytest
 
 from numapin.errors import UsageError
 from tests.recorded.screens import compare_answers
-from tests.unit.tasks.seam import IDENTITY, OwnHost, expand, find_hosts, identity_of, parse, with_found_hosts
+from tests.unit.tasks.seam import IDENTITY, OwnHost, expand_hostlist, find_hosts, identity_of, parse, with_found_hosts
 
 STEP = {
     "SLURM_JOB_ID": "71",
@@ -67,7 +67,7 @@ def _answer(line: str) -> str:
     first, *rest = shlex.split(words) or [""]
     if first == "expand":
         try:
-            return " ".join(expand(rest[0]))
+            return " ".join(expand_hostlist(rest[0]))
         except ValueError as error:
             return f"error: {error}"
     for word in (first, *rest):
@@ -121,7 +121,7 @@ def test_lists_that_are_too_long(text: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="is not a list of at most 65536 hosts"):
-            expand(text)
+            expand_hostlist(text)
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
