@@ -219,10 +219,18 @@ def run(part: str, num_repeats: int) -> dict[str, list[dict[str, Any]]]:
     return runs
 
 
+def parts(text: str) -> tuple[str, ...]:
+    """Return the parts of a list. Raises ArgumentTypeError."""
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return names
+
+
 def main() -> None:
     """Measure both ways of each part in turn, and print medians."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help="default: all")
+    parser.add_argument("--parts", type=parts, default=tuple(PARTS), help="default: all")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="the folder for PART.json")
     options = parser.parse_args()

@@ -43,7 +43,7 @@ IDLE_S: Final = 300.0
 """Longest wait for reuse: re-registering 10 GB every 5 min costs 0.9 to 1.7 % of the time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # no comparison in Python, in which Ctrl-C could come
 class Locked:
     """Memory that is page-locked, registered with the driver for a device, and counted in PINNED.
 
@@ -83,8 +83,8 @@ class IdleBlocks:
         """Keep a block that nothing uses; return False if it must not be reused."""
         if block.nodes is None or block.num_forks != self.num_forks:
             return False
+        self._since_s[block] = time.monotonic()  # first: after Ctrl-C in between, `drop` still finds it
         insort_left(self._by_nodes[block.nodes], block, key=_size_of)  # before equal ones: it is taken first
-        self._since_s[block] = time.monotonic()
         return True
 
     def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
@@ -110,8 +110,9 @@ class IdleBlocks:
             num_bytes -= block.num_bytes
             dropped.append(block)
         for block in dropped:
+            with suppress(ValueError):  # Ctrl-C has kept `add` from putting it there
+                self._by_nodes[block.nodes or CpuSet()].remove(block)
             del self._since_s[block]
-            self._by_nodes[block.nodes or CpuSet()].remove(block)
         return dropped
 
     def _note_fork(self) -> None:
@@ -241,9 +242,13 @@ class Reclaimer:
         """Release memory that no device can be reading. Raises CudaRefused."""
         while self._passed and not self._exit_lock.is_over:
             locked = self._passed[-1]
-            self._driver.unregister(locked.device, locked.address)
-            PINNED.remove(locked.num_bytes)
+            try:
+                self._driver.unregister(locked.device, locked.address)
+            except CudaRefused as error:
+                if error.name != "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED":  # as after Ctrl-C here
+                    raise
             self._passed.pop()
+            PINNED.remove(locked.num_bytes)
             del locked  # the last reference, which unmaps: not after the lock is released
 
     def _run(self) -> None:

@@ -115,6 +115,8 @@ def claim_file(settings: StepSettings, place: Place) -> Path:
                 path.unlink()
         path.touch(exist_ok=False)
     finally:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_UN)  # a child that was forked meanwhile keeps the descriptor
         os.close(folder)
     return path
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from tests.cuda.fake import FakeCuda
+    from tests.unit.data.seam import Driver
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -345,9 +346,9 @@ class TestReuse:
                 num_passed += 1
                 other = threading.Thread(target=release_unused, daemon=True)
                 other.start()
-                other.join(10)
+                other.join(60)
                 assert not other.is_alive()
-                assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=10)
+                assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
             finally:
                 sys.setprofile(None)
         assert num_passed > 3
@@ -363,6 +364,63 @@ class TestReuse:
         with pytest.raises(KeyboardInterrupt):
             pinned.empty(PAGE, torch.uint8)
         assert gpu.registered_bytes() == 0
+
+    def test_ctrl_c_while_it_is_released(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the driver has released already does not keep the others."""
+        driver = cuda.driver()
+        assert driver is not None
+        before, unregister = PINNED.total, driver.unregister
+
+        def interrupted(device: int, address: int) -> None:
+            unregister(device, address)
+            raise KeyboardInterrupt
+
+        freed(PAGE)
+        freed(3 * PAGE)
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "unregister", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pinned.trim()
+        pinned.trim()
+        assert (gpu.registered_bytes(), PINNED.total) == (0, before)
+
+    def test_ctrl_c_while_it_is_kept(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A block that is not in its place for reuse is released."""
+
+        def interrupt(*_: object, **_options: object) -> None:
+            raise KeyboardInterrupt
+
+        ours = reclaimer(cast("Driver", cuda.driver()))
+        tensor = pinned.empty(PAGE, torch.uint8)
+        with monkeypatch.context() as patch:
+            patch.setattr(pinning, "insort_left", interrupt)
+            with ours._exit_lock.lock:  # so that the thread does not take it
+                del tensor
+                with pytest.raises(KeyboardInterrupt):
+                    ours.idle.add(ours._dead.get())
+        assert pinned.empty(PAGE, torch.uint8) is not None
+        assert pinned.trim() >= PAGE
+        assert gpu.registered_bytes() == 0
+
+    def test_one_thread_at_a_time(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever looks for a block, gives one back or releases some has the lock."""
+        idle, lock = pinning.IdleBlocks, reclaimer(cast("Driver", cuda.driver()))._exit_lock.lock
+        were_locked = set()
+
+        def watch(name: str, then: Any) -> None:
+            def watched(*args: Any, **options: Any) -> Any:
+                were_locked.add((name, lock.locked()))
+                return then(*args, **options)
+
+            monkeypatch.setattr(idle, name, watched)
+
+        for name in ("add", "take", "drop"):
+            watch(name, getattr(idle, name))
+        freed(PAGE)
+        del gpu
+        assert pinned.empty(PAGE, torch.uint8) is not None
+        pinned.trim()
+        assert were_locked == {("add", True), ("take", True), ("drop", True)}
 
     def test_the_budget_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Idle bytes are part of the pinned ones."""
