@@ -43,6 +43,13 @@ def test_readme_fits_on_one_screen() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_rows_belong_to_a_table(page: Path) -> None:
+    """A line that begins with `|` belongs to a table with a header row; after a blank line it would be plain text."""
+    for table in re.findall(r"(?:^\|.*\n?)+", prose_of(page), re.MULTILINE):
+        assert re.match(r".*\n\|(?: *:?-+:? *\|)+(?:\n|$)", table), f"{name_of(page)}: {table.splitlines()[0]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_command_lines_are_real(page: Path) -> None:
     """Each `$ numapin …` line has an existing command, and options and values that it accepts."""
     for words in command_lines_of(page):
