@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -127,8 +128,14 @@ def test_a_worker_that_dies() -> None:
 
 def test_as_many_batches_ahead_as_torch() -> None:
     """A slow worker does not let others run farther ahead: memory stays bounded as in torch."""
+
+    def late(index: int) -> tuple[int, int]:
+        made = worker_of(index)
+        time.sleep(0.02 if made[1] == 0 else 0)
+        return made
+
     sampler = CountingSampler(SIZE)
-    loader = BALANCED(WORKERS, sampler=sampler, num_workers=3)
+    loader = BALANCED(Made(late, SIZE), sampler=sampler, num_workers=3)
     assert all(sampler.drawn <= 6 + taken for taken, _ in enumerate(loader, start=1))
 
 

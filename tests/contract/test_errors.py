@@ -182,6 +182,12 @@ def test_errors_in_collating_and_sampling(loader_class: LoaderClass, arguments: 
     assert "Failure" in repr(theirs)
 
 
+def test_an_error_under_a_persistent_worker(loader_class: LoaderClass) -> None:
+    """After an epoch with an error, a persistent worker raises it again, and no old batch arrives."""
+    arguments = {"dataset": At(index=7, act=Raise(ValueError)), "num_workers": 2, "persistent_workers": True}
+    assert_as_torch(loader_class, lambda: arguments, (None, 9, None))
+
+
 @pytest.mark.parametrize("collate", [lock_of, with_history])
 def test_a_batch_that_cannot_be_sent(own_class: LoaderClass, collate: Callable[[Any], object]) -> None:
     """A batch that cannot be sent is an error in the rank, where torch waits forever; the loader continues."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import mmap
 import multiprocessing
 import os
 import sys
@@ -79,8 +80,30 @@ def warmed(loader_class: LoaderClass) -> Holdings:
     return Holdings.now()
 
 
+def test_what_is_left_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe, a thread, a child and a shared map show, so the tests below can fail."""
+    monkeypatch.setattr(sys.modules[__name__], "PATIENCE_S", 0)
+    before, end = Holdings.now(), threading.Event()
+    pipe = multiprocessing.Pipe()
+    memory = mmap.mmap(-1, _PAGE)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    child.start()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    found = grown(before)
+    child.kill()
+    child.join()
+    end.set()
+    thread.join()
+    assert found.keys() == asdict(before).keys(), (found, pipe, memory)
+
+
 @pytest.mark.parametrize("persistent", [False, True])
-def test_abandoned_many_times(loader_class: LoaderClass, persistent: bool) -> None:  # noqa: FBT001
+def test_abandoned_many_times(
+    loader_class: LoaderClass,
+    monkeypatch: pytest.MonkeyPatch,
+    persistent: bool,  # noqa: FBT001
+) -> None:
     """Thirty epochs of one loader, each abandoned after some batches, hold no more than ten."""
     loader = loader_class(DATASET, batch_size=4, num_workers=1, persistent_workers=persistent)
     taken = itertools.cycle([0, 1, 3, 9, 24])
@@ -89,23 +112,32 @@ def test_abandoned_many_times(loader_class: LoaderClass, persistent: bool) -> No
     list(loader)
     time.sleep(0.1)
     held, memory = Holdings.now(), resident_bytes()
+    in_vain = joins_in_vain(monkeypatch)
     for _ in range(20):
         abandon(loader, next(taken))
     assert not grown(held)
+    assert in_vain == []
     assert resident_bytes() - memory < 16 << 20
 
 
 @pytest.mark.parametrize(("num_batches", "persistent"), [(2, False), (40, True), (100, False)])
-def test_forgotten(loader_class: LoaderClass, num_batches: int, persistent: bool) -> None:  # noqa: FBT001
-    """A loader that is deleted at any point of an epoch, without close(), leaves nothing behind."""
+def test_forgotten(
+    loader_class: LoaderClass,
+    monkeypatch: pytest.MonkeyPatch,
+    num_batches: int,
+    persistent: bool,  # noqa: FBT001
+) -> None:
+    """A loader that is deleted at any point of an epoch, without close(), leaves nothing behind. Its workers end."""
     before = warmed(loader_class)
     loader = loader_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
     iterator: Any = iter(loader)
     workers = iterator._workers
     list(itertools.islice(iterator, num_batches))
     assert all(worker.is_alive() for worker in workers) or num_batches == 100
+    in_vain = joins_in_vain(monkeypatch)
     del loader, iterator, workers
     assert not grown(before)
+    assert in_vain == []
 
 
 def whole(loader: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.contract.datasets import Made, Rows, row
-from tests.contract.watching import TORCH, LoaderClass, pass_first_batches, settle
+from tests.contract.watching import TORCH, LoaderClass, pass_first_batches, reused, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,12 +110,15 @@ def test_whatever_keeps_a_batch(loader_class: LoaderClass) -> None:
     """A batch lives as long as anything refers to its memory; all others are dropped while the epoch continues."""
     dataset = Rows(4 * 4 * 4 * len(KEPT), delay_s=0.0002)
     held: dict[str, list[tuple[int, Any]]] = {way: [] for way in KEPT}
-    for number, batch in through_slots(loader_class(dataset, batch_size=4, num_workers=2)):
+    loader = loader_class(dataset, batch_size=4, num_workers=2)
+    for number, batch in through_slots(loader):
         if number % 4 == 3:
             way = list(KEPT)[number // 4 % len(KEPT)]
             held[way].append((number, KEPT[way][0](batch["x"])))
         del batch
     settle()
+    through = reused(loader)
+    assert through is None or through > 4 * len(KEPT), loader.stats()  # type: ignore[attr-defined]
     for way, (keep, values) in KEPT.items():
         assert len(held[way]) >= 3
         for number, kept in held[way]:

@@ -204,7 +204,7 @@ def test_a_renamed_name_is_noticed(monkeypatch: pytest.MonkeyPatch, module: str,
 
 
 LOOPS = """
-import json, sys, types
+import json, pkgutil, sys, types
 import torch.utils.data
 import numapin
 from numapin.data import torch_names
@@ -216,6 +216,16 @@ if sys.argv[1] == TORCHDATA:
 else:
     Theirs = torch.utils.data.DataLoader
 package, hidden = sys.argv[1:]
+owner, _, member = hidden.rpartition(".")
+if owner:  # torch itself has another name
+    owner = pkgutil.resolve_name(owner)
+    if hasattr(owner, member):
+        owner.renamed = getattr(owner, member)
+        delattr(owner, member)
+    for function in vars(owner).values():
+        if code := getattr(function, "__code__", None):
+            names = tuple("renamed" if name == member else name for name in code.co_names)
+            function.__code__ = code.replace(co_names=names)
 import_module = torch_names.import_module
 
 def import_without(module):
@@ -226,7 +236,8 @@ def import_without(module):
     there = vars(import_module(module)).items()
     return types.SimpleNamespace(**{name: value for name, value in there if name != hidden})
 
-torch_names.import_module = import_without
+if not owner:
+    torch_names.import_module = import_without
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self): return 4
@@ -252,6 +263,14 @@ seen["theirs"] = batches(Theirs(Rows(), batch_size=2, num_workers=1))
 print(json.dumps(seen))
 """
 
+LOADER = "torch.utils.data.dataloader"
+RENAMED = (
+    f"{LOADER}.DataLoader._get_iterator",
+    f"{LOADER}.DataLoader._iterator",
+    f"{LOADER}._MultiProcessingDataLoaderIter._try_put_index",
+    "torch.autograd.profiler._is_profiler_enabled",
+)
+
 
 @pytest.mark.parametrize(
     ("package", "hidden", "problem"),
@@ -260,12 +279,16 @@ print(json.dumps(seen))
         (TORCH, "_MultiProcessingDataLoaderIter", "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"),
         (TORCH, "_BaseDataLoaderIter", "torch.utils.data.dataloader._BaseDataLoaderIter"),
         (TORCH, "_rebuild_tensor_v2", "torch._utils._rebuild_tensor_v2"),
+        *((TORCH, name, name) for name in RENAMED),
         (TORCHDATA, "", f"{STATEFUL}.StatefulDataLoader"),
         (TORCHDATA, "_StatefulMultiProcessingDataLoaderIter", f"{STATEFUL}._StatefulMultiProcessingDataLoaderIter"),
     ],
 )
 def test_a_missing_name_costs_the_path_not_the_batches(tmp_path: Path, package: str, hidden: str, problem: str) -> None:
-    """All loaders make their batches, cast and transformed as asked; one line names what is missing, and the remedy."""
+    """All loaders make their batches, cast and transformed as asked; one line names what is missing, and the remedy.
+
+    `hidden` is a name that numapin does not find, or, with dots, one that torch itself does not have.
+    """
     if package == TORCHDATA and not find_spec(TORCHDATA):
         pytest.skip("no torchdata; type: pip install .[dev]")
     status, out, err = run_script(tmp_path, LOOPS, (package, hidden))

@@ -75,17 +75,17 @@ def test_exec_in_every_task(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_job_scripts(hosts: Hosts, tmp_path: Path, form: str) -> None:
-    """Both forms of script start bound ranks on two machines, which join one group."""
-    shape = ("--nodes=2", "--gpus-per-node=0", "--ranks-per-node=1", f"--form={form}", f"--hostfile={hosts.hostfile}")
+    """Both forms of script start four bound ranks on two machines, which join one group."""
+    shape = ("--nodes=2", "--gpus-per-node=0", "--ranks-per-node=2", f"--form={form}", f"--hostfile={hosts.hostfile}")
     script = numapin("job", "mpi", *shape, PROBE, str(tmp_path))
     assert script.status == 0, script.err
     (tmp_path / "job.sh").write_text(script.out)
     done = hosts.call("bash", "job.sh")
     assert done.status == 0, done.err
     ranks = ranks_in(tmp_path)
-    assert_met(ranks, size=2)
+    assert_met(ranks, size=4)
     assert_bound(ranks)
-    assert [rank["host"] for rank in ranks] == ["numapin1", "numapin2"]
+    assert [rank["host"] for rank in ranks] == ["numapin1", "numapin1", "numapin2", "numapin2"]
 
 
 def test_a_failed_rank_fails_mpirun(hosts: Hosts) -> None:

@@ -93,19 +93,19 @@ class TestJobs:
         assert all(map(gone, pids(tmp_path)))
 
     def test_launchers_of_an_unmodified_script(self, tmp_path: Path) -> None:
-        """Torchrun and numapin's loader run the example, whose steps, samples and waits are measured."""
+        """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
         example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
-        launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "1")
+        launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
         words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
         script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
         done = compare(*words, PYTHONPATH=str(tmp_path))
         assert done.status == 0, done.err
         report = json.loads(done.out)
-        assert [variant["num_ranks"] for variant in report["variants"]] == [1, 1]
+        assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2]
         assert "OMP_NUM_THREADS" in report["variants"][1]["variables"]
         for variant in report["variants"]:
             figures = variant["figures"]
-            assert figures["samples_per_s"]["median"] == pytest.approx(16 / figures["step_s"]["median"], rel=0.5)
+            assert figures["samples_per_s"]["median"] == pytest.approx(32 / figures["step_s"]["median"], rel=0.5)
             assert 0 < figures["wait_share"]["median"] <= 1
 
 

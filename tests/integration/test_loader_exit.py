@@ -100,7 +100,7 @@ for ending in sys.argv[2:]:
             raise LookupError("the user's own")
         if ending == "exit":
             for batch in iterators[1]:
-                sys.exit(0)
+                sys.exit(5)
         if ending == "kept":
             keep(iterators)
         if ending == "kept-batches":
@@ -125,7 +125,8 @@ def test_the_end_of_python_is_silent(tmp_path: Path) -> None:
     endings = ("end", "raise", "exit", "settle", "settle_forever", "reclaim", "reclaim_late", *kept)
     done = call(sys.executable, script(tmp_path, _PROGRAM), str(tmp_path), *endings)
     said = {ending: (tmp_path / ending).read_text() for ending in endings}
-    expected = [f"{ending} {int(ending == 'raise')}" for ending in endings]
+    statuses = {"raise": 1, "exit": 5}
+    expected = [f"{ending} {statuses.get(ending, 0)}" for ending in endings]
     assert done.out.splitlines() == expected, (done.err, said)
     error = said.pop("raise")
     assert said == dict.fromkeys(said, "")

@@ -51,6 +51,7 @@ class TestRunningJob:
             assert rank["applied"]["cpus"] == rank["requested"]["cpus"]
         assert json.loads(by_pid.out)["run"] == told["run"]
 
+    @needs_two_cpus
     def test_moved_thread_is_found(self, tmp_path: Path) -> None:
         """A thread that moved outside the rank's CPUs is reported, and the status is 1; `attach` binds it again."""
         command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")

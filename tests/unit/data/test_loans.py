@@ -132,6 +132,22 @@ def test_a_loop_goes_on_as_soon_as_the_gpu_does(
     assert pinned.num_on_loan() == 0
 
 
+def test_the_finalizers_of_a_forked_child_free_nothing(loop: Loopback) -> None:
+    """The end of the last reference in the child frees nothing; the parent's batch stays as it is."""
+    batches = [lent(loop, BATCH)]
+
+    def drop() -> bool:
+        batches.clear()
+        gc.collect()
+        loop.pool.reclaim()
+        return loop.num_free() == 0
+
+    assert in_forked_child(drop)
+    assert (loop.num_free(), loop.num_on_loan()) == (0, 1)
+    assert not lent(loop, BATCH * 0).any()
+    assert torch.equal(batches[0], BATCH)
+
+
 def test_the_close_of_a_forked_child_closes_nothing(pinned: Loopback, fake_cuda: FakeCuda) -> None:
     """Pinned memory and slots belong to the parent."""
     kept = lent(pinned, BATCH)

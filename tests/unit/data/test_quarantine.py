@@ -66,6 +66,18 @@ def test_a_slot_waits_for_its_event(quarantine: Quarantine[int], fake_cuda: Fake
     assert fake_cuda.get("recorded") == 2
 
 
+def test_every_device_that_is_in_use_is_asked(driver: Driver, quarantine: Quarantine[int], fake_cuda: FakeCuda) -> None:
+    """A copy may run on any device: the slot is free when all events have passed."""
+    driver.register(1, 0x7F0000000000, 4096)  # creates the context
+    fake_cuda.hold_events()
+    quarantine.admit(4)
+    assert (quarantine.passed(), fake_cuda.get("recorded")) == ([], 2)
+    fake_cuda.set(passed=1)
+    assert quarantine.passed() == []
+    fake_cuda.pass_events()
+    assert quarantine.passed() == [4]
+
+
 def test_events_are_used_again(quarantine: Quarantine[int], fake_cuda: FakeCuda) -> None:
     """A thousand steps use one event; pools that are closed while copies run lose none."""
     for slot in range(1000):
@@ -222,6 +234,7 @@ class TestCaptures:
             watch_captures()
             return True
 
+        watch_captures()  # as whatever enters the block has done
         thread = threading.Thread(target=hold)
         thread.start()
         assert is_inside.wait(WAIT_S)

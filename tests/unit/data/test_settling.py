@@ -274,6 +274,19 @@ def test_what_is_being_pinned_is_unpinned_again(gate: tuple[Gate, dict[str, Any]
     assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
 
 
+def test_slots_that_are_being_pinned_are_not_lost(gate: tuple[Gate, dict[str, Any]]) -> None:
+    """The end of an epoch does not give them up, or free them twice."""
+    wall, properties = gate
+    with loopback(**properties) as loop:
+        lent(loop, BATCH)
+        loop.pool.reclaim()
+        assert wall.is_reached.wait(WAIT_S)
+        loop.pool.recover()
+        wall.is_open.set()
+        loop.settle()
+        assert (loop.num_free(), [slot.pinned_on for slot in loop.pool.slots]) == (1, [0])
+
+
 @pytest.mark.parametrize("where", ["adopt", "lend"])
 @pytest.mark.parametrize("end", [Pool.close, Pool.recover])
 @pytest.mark.parametrize("is_settled", [True, False])

@@ -259,12 +259,14 @@ def test_the_program_sees_nothing(run: Callable[..., Ended], tmp_path: Path) -> 
     assert (done.status, done.err) == (plain.returncode, plain.stderr)
 
 
-def test_cost() -> None:
+@pytest.mark.parametrize("loader", ["", "numapin"])
+def test_cost(loader: str) -> None:
     """Nothing but built-in modules and __future__ is imported at a rank's start."""
     command = [sys.executable, "-X", "importtime", "-c", ""]
     found = []
     for path in (HOOK, ""):
-        done = _started(command, Path("/"), PYTHONPATH=path, TORCHELASTIC_ERROR_FILE="/nonexistent/file")
+        given = {"PYTHONPATH": path, "TORCHELASTIC_ERROR_FILE": "/nonexistent/file", "NUMAPIN_DATALOADER": loader}
+        done = _started(command, Path("/"), **given)
         found.append({line.rpartition("|")[2].strip() for line in done.stderr.splitlines()})
     ours = {"numapin_hook_errors", "numapin_hook_parts"}
     assert ours < found[0] - found[1] <= {"__future__", "atexit", "faulthandler", "sitecustomize", *ours}

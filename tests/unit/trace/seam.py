@@ -5,6 +5,7 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.steps.meter import FollowedOptimizer, Place
 from numapin.steps.record import StepSettings
+from numapin.system import proc
 from numapin.trace import hook, tracer
 from numapin.trace.analysis import Lengths, analyze, common, length, union, without
 from numapin.trace.reading import read_trace

@@ -15,7 +15,7 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from tests.unit.trace.seam import CpuSet, CpuUse, Place, StepSettings, Tracer, hook
+from tests.unit.trace.seam import CpuSet, CpuUse, Place, StepSettings, Tracer, hook, proc
 
 if TYPE_CHECKING:
     from torch.autograd.profiler import record_function
@@ -128,3 +128,17 @@ def test_the_cpu_time_of_the_job() -> None:
     assert after is not None
     assert after.job_ticks - before.job_ticks >= 0.4 * os.sysconf("SC_CLK_TCK")
     assert after.all_ticks - before.all_ticks >= 0.4 * os.sysconf("SC_CLK_TCK")
+
+
+def test_the_cpu_time_of_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the user, nice and system time of the rank's CPUs without the job's; idle time and interrupts are not."""
+    launcher = os.getppid()
+    cpu = min(os.sched_getaffinity(launcher))
+    texts = iter(f"cpu 1 1 1 1\ncpu{cpu} {row}\ncpu4095 {row}\n" for row in ("100 20 30 500 4 5", "170 30 50 900 8 9"))
+    job_ticks = iter((11, 51))
+    monkeypatch.setattr(proc, "read", lambda _: next(texts))
+    monkeypatch.setattr(proc, "processes", lambda: [(launcher, SimpleNamespace(parent=1, cpu_ticks=next(job_ticks)))])
+    before = CpuUse.read(CpuSet({cpu}))
+    assert before is not None
+    assert (before.all_ticks, before.job_ticks) == (150, 11)
+    assert before.until_now()["other_cpu_ms"] == (100 - 40) * 1000 // os.sysconf("SC_CLK_TCK")
