@@ -176,10 +176,10 @@ json.dump(told, open(f"{{sys.argv[1]}}/rank.{{told[0]}}", "w"))
 def test_a_missing_host(folder: Path) -> None:
     """All that have come say within the time limit of host 0 who is missing."""
     job = Job(folder, "")
-    job.start(0, "--rdzv-conf=join_timeout=60", of=4)  # in which the other one comes, also on a busy machine
+    job.start(0, "--rdzv-conf=join_timeout=20", of=4)  # in which the other one comes, also on a busy machine
     job.start(1, of=4)
     assert job.statuses() == [1, 1]
-    missing = f"hosts 2-3 of 4 did not come to 127.0.0.1 port {job.port} in 60 s"
+    missing = f"hosts 2-3 of 4 did not come to 127.0.0.1 port {job.port} in 20 s"
     assert f"numapin: error: {missing}" in job.err(0)
     assert f"numapin: error: host 0 reports: {missing}" in job.err(1)
 
