@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numapin.bench.model import BenchReport
     from numapin.compare.report import CompareReport
 
-
 _FILE_WIDTH = 160  # columns in files and pipes, which do not wrap
 _ITEM = "\n    "
 _TRAILING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)  # with the escapes of colors between the blanks

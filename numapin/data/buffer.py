@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-
 _reported: Final[set[str]] = set()
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from numapin.data.pool import PoolSpec
     from numapin.data.slots import Slot
 
-
 _SPARE: Final = 8  # a block may be larger than what is asked for by one part in this many
 IDLE_S: Final = 300.0
 """Longest wait for reuse: re-registering 10 GB every 5 min costs 0.9 to 1.7 % of the time."""

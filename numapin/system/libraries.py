@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
 NCCL_IGNORE: Final = "NCCL_IGNORE_CPU_AFFINITY"
 NCCL_MENDED: Final = "2.30.3"
 _FIRST: Final = (2, 29, 2)

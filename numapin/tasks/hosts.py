@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from numapin.launcher.options import Job
 
-
 IDENTITY: Final = "NUMAPIN_HOSTS"
 """The variable by which ranks, and launchers in them, know from where their own launcher knew its hosts."""
 _OF_JOBS: Final = (
@@ -370,8 +369,8 @@ def _port(number: int) -> int:
 
 # --- lists of hosts --------------------------------------------------------------------------------------------------
 
-MAX_HOSTS: Final = 65_536
-_NO_LIST: Final = f"is not a list of at most {MAX_HOSTS} hosts"
+_MAX_HOSTS: Final = 65_536
+_NO_LIST: Final = f"is not a list of at most {_MAX_HOSTS} hosts"
 _ITEM: Final = re.compile(r"(?:[^,\[\]]|\[[0-9,-]+\])+")
 _PART: Final = re.compile(r"([^\[\]]+)|\[([0-9,-]+)\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -384,27 +383,23 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     brackets the last changes fastest.
     """
     names: list[str] = []
-    items = _items(text) if "[" in text or "]" in text else text.split(",")
+    items = text.split(",")
+    if "[" in text or "]" in text:
+        items = _ITEM.findall(text)  # between the commas outside of brackets
+        if ",".join(items) != text:
+            raise ValueError("has brackets that do not match")
     for item in items:
         choices: list[list[str]] = []
         num_names = 1
         for plain, ranges in _PART.findall(item):
             choices.append([plain] if plain else _numbers(ranges))
             num_names *= len(choices[-1])
-            if len(names) + num_names > MAX_HOSTS:
+            if len(names) + num_names > _MAX_HOSTS:
                 raise ValueError(_NO_LIST)
         if not item:
             raise ValueError(_NO_LIST)
         names += map("".join, product(*choices))
     return tuple(names)
-
-
-def _items(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    items = _ITEM.findall(text)
-    if ",".join(items) != text:
-        raise ValueError("has brackets that do not match")
-    return items
 
 
 def _numbers(ranges: str) -> list[str]:
@@ -415,7 +410,7 @@ def _numbers(ranges: str) -> list[str]:
         first, last = (match[1], match[2] or match[1]) if match else ("", "")
         if not match or int(last) < int(first):
             raise ValueError(f"has a malformed range: {part}")
-        if len(numbers) + int(last) - int(first) >= MAX_HOSTS:
+        if len(numbers) + int(last) - int(first) >= _MAX_HOSTS:
             raise ValueError(_NO_LIST)
         numbers += [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
     return numbers

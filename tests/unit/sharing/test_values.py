@@ -14,7 +14,7 @@ from collections import namedtuple
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader
 import numapin
 from tests.contract.datasets import Made
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytestmark = pytest.mark.usefixtures("modules_are_no_garbage")
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024 - as in users' data
 LISTS: dict[str, Any] = {
@@ -39,15 +38,6 @@ LISTS: dict[str, Any] = {
     "long entries": [list(range(2000)), {number: str(number) for number in range(2000)}],
     "empty": [],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _modules_are_no_garbage() -> Iterator[None]:
-    """Spare each collection the objects of torch and pytest."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def opened_files() -> dict[int, Path]:
