@@ -89,6 +89,7 @@ PEERS: Final = {
     "numapin-device": "numapin.DataLoader(device=…): yields batches on the GPU",
     "numapin-host": "numapin.DataLoader(pin_memory=True) and .to(non_blocking=True)",
     "numapin-bf16": "numapin-device with cast=torch.bfloat16; its GB/s count the bytes of the narrower batches",
+    "numapin-buffer": "numapin-device with a dataset that writes whole batches into numapin.batch_buffer",
     "numapin-transport": "numapin.DataLoader without a GPU",
     "numapin-balanced": "numapin.DataLoader(balance=True), with device=… if there is a GPU",
 }
@@ -219,6 +220,26 @@ class InMemory:
         return self._samples[index % _NUM_SAMPLES], index
 
 
+class Written:
+    """Whole batches, written into `numapin.batch_buffer` as by a decoder: the one sample stays in the caches."""
+
+    def __init__(self, samples: InMemory) -> None:
+        self._samples = samples
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        """Write the batch of these samples, each with its own first and last element."""
+        import torch
+
+        import numapin
+
+        sample, _ = self._samples[0]
+        batch, labels = numapin.batch_buffer((len(indices), *sample.shape), sample.dtype), torch.tensor(indices)
+        for out in batch:
+            out.copy_(sample)
+        batch.flatten(1)[:, [0, -1]] = (labels % _NUM_CODES).to(batch.dtype)[:, None]
+        return batch, labels
+
+
 def require_intact(batch: Batch, case: LoaderCase) -> None:
     """Require every sample to be intact: its first and last element are its code. Raises ValueError."""
     samples, labels = (tensor.cpu() for tensor in batch)
@@ -258,10 +279,15 @@ def build(peer: str, case: LoaderCase, device: torch.device | None) -> Source:
     options_of: dict[str, dict[str, Any]] = {
         "numapin-device": {"device": device},
         "numapin-bf16": {"device": device, "cast": torch.bfloat16},
+        "numapin-buffer": {"device": device},
         "numapin-host": {"pin_memory": True},
         "numapin-transport": {},
         "numapin-balanced": {"balance": True} if device is None else {"balance": True, "device": device},
     }
+    if peer == "numapin-buffer":
+        samples = shared["dataset"]
+        in_order = torch.utils.data.BatchSampler(range(len(samples)), case.batch_size, drop_last=True)
+        shared |= {"dataset": Written(samples), "batch_size": None, "sampler": in_order}
     loader = numapin.DataLoader(**shared, **options_of[peer])
     batches = loader if "device" in options_of[peer] else moved(loader)
     return Source(batches=batches, stats=loader.stats, close=loader.close)

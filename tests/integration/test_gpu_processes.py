@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 import numapin
+from numapin.errors import RankError
 from tests.integration.faulty import LIMIT_S, Job, handles
 from tests.integration.test_gpu import UUIDS, needs_gpu
 from tests.waiting import wait_until
@@ -182,11 +183,11 @@ class TestSpawn:
         assert done == tuple((expected, uuid, uuid) for uuid in UUIDS[:num_ranks])
 
     def test_the_first_error_is_raised(self, num_ranks: int, before: list[int]) -> None:
-        """If one rank raises while the others wait in a collective, its error is raised soon, and the GPUs are free."""
+        """If one rank raises while others wait in a collective, its traceback is raised soon, and the GPUs are free."""
         if num_ranks > len(UUIDS):
             pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
         begin = time.monotonic()
-        with pytest.raises(LookupError, match="after the first collective"):
+        with pytest.raises(RankError, match="after the first collective"):
             numapin.spawn(reduced, (num_ranks - 1,), num_ranks=num_ranks, timeout=120, shutdown_timeout=2)
         assert time.monotonic() - begin < 60
         assert wait_until(

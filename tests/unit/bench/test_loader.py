@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,16 @@ def test_samples_can_be_recognized(name: str) -> None:
         wrong[0][1].view(-1)[end] += 1
         with pytest.raises(ValueError, match="a batch differs from the dataset"):
             require_intact(wrong, case)
+
+
+def test_a_dataset_that_writes_whole_batches() -> None:
+    """Its batches have the samples' codes, too."""
+    case = replace(CASES["1MB"], num_workers=1, batch_size=3)
+    source = loader.build("numapin-buffer", case, None)
+    first, second = itertools.islice(source.batches, 2)
+    require_intact(second, case)
+    assert (first[1].tolist(), second[1].tolist()) == ([0, 1, 2], [3, 4, 5])
+    source.close()
 
 
 def test_work_under_the_gil() -> None:
