@@ -1,8 +1,8 @@
 """Page-locked memory on a chosen NUMA node, for user code.
 
 Pinning takes 0.3 to 0.5 s per GB. So memory that is freed stays page-locked, and serves a later `empty` of its node,
-in any thread, if it is at most an eighth larger. It goes back to the system after five idle minutes, as far as new
-memory would exceed the `budget` beside it, and with `trim`. The batches of a DataLoader use the loader's slots instead.
+in any thread, if it is at most twice as large. It goes back to the system after five idle minutes, as far as new
+memory would exceed the `budget` beside it or more would wait than was ever in use, and with `trim`. The batches of a DataLoader use the loader's slots instead.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
         locked = ours.take(home.nodes, size)
         if locked is None and ours.idle.num_bytes:  # beside them, the new memory may be too much
             room = read_room(_LIVE, nodes=home.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
-            if room is not None and size > room:
-                ours.trim(size - room)
+            excess = max(ours.idle.excess_bytes, 0 if room is None else size - room)
+            if excess:
+                ours.trim(excess)
         while locked is None:
             try:
                 locked, shortfalls = _lock(ours, cuda, size, home, device)
@@ -156,6 +157,8 @@ def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device:
     try:
         cuda.register(device, address, num_bytes)
         PINNED.add(num_bytes)
+        if locked.nodes is not None:
+            ours.idle.note_lent(num_bytes)
     except CudaRefused as error:
         raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
     except BaseException:  # Ctrl-C: registered memory must not be unmapped

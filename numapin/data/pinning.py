@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from numapin.data.pool import PoolSpec
     from numapin.data.slots import Slot
 
-_SPARE: Final = 8  # a block may be larger than what is asked for by one part in this many
 IDLE_S: Final = 300.0
 """Longest wait for reuse: re-registering 10 GB every 5 min costs 0.9 to 1.7 % of the time."""
 
@@ -69,6 +68,7 @@ class IdleBlocks:
     def __init__(self) -> None:
         self._by_nodes: defaultdict[CpuSet, list[Locked]] = defaultdict(list)  # each from the smallest to the largest
         self._since_s: dict[Locked, float] = {}  # the longest idle first
+        self._lent_bytes = self._most_lent_bytes = 0
         self.num_forks = 0
         """Changes with each fork. A child may read what was lent at that time, for as long as it lives."""
         os.register_at_fork(before=self._note_fork, after_in_parent=self._note_fork, after_in_child=self._forget)
@@ -80,6 +80,8 @@ class IdleBlocks:
 
     def add(self, block: Locked) -> bool:
         """Keep a block that nothing uses; return False if it must not be reused."""
+        if block.nodes is not None:  # else it was not counted
+            self._lent_bytes -= block.num_bytes
         if block.nodes is None or block.num_forks != self.num_forks:
             return False
         self._since_s[block] = time.monotonic()  # first: after Ctrl-C in between, `drop` still finds it
@@ -87,15 +89,30 @@ class IdleBlocks:
         return True
 
     def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
-        """Return the smallest block on `nodes` that holds this many bytes, and is at most an eighth larger."""
+        """Return the smallest block on `nodes` that holds this many bytes, and is at most twice as large."""
         blocks = self._by_nodes[nodes]
         place = bisect_left(blocks, num_bytes, key=_size_of)
-        if place == len(blocks) or blocks[place].num_bytes > num_bytes + num_bytes // _SPARE:
+        if place == len(blocks) or blocks[place].num_bytes > 2 * num_bytes:
             return None
-        taken = replace(blocks[place], num_forks=self.num_forks)  # first: Ctrl-C in between would lose the block
+        taken = replace(blocks[place], num_forks=self.num_forks)
+        self.note_lent(taken.num_bytes)  # before the block is removed: Ctrl-C in between would lose it
         del self._since_s[blocks[place]]
         del blocks[place]
         return taken
+
+    def note_lent(self, num_bytes: int) -> None:
+        """Count a block that is in use from now on."""
+        self._lent_bytes += num_bytes
+        self._most_lent_bytes = max(self._most_lent_bytes, self._lent_bytes)
+
+    @property
+    def excess_bytes(self) -> int:
+        """Return by how much all of them exceed what was ever in use at once.
+
+        It should go before a new block is made: batches of varying sizes would leave ever more blocks of which none
+        fits the next batch.
+        """
+        return max(0, self.num_bytes - self._most_lent_bytes)
 
     def drop(self, *, num_bytes: float = math.inf, since_s: float = math.inf) -> list[Locked]:
         """Remove and return idle blocks, longest idle first, until `num_bytes` are dropped.
@@ -121,6 +138,7 @@ class IdleBlocks:
         """Unmap all in a child: otherwise what the parent gives back stays until the child ends."""
         self._since_s.clear()
         self._by_nodes.clear()
+        self._lent_bytes = self._most_lent_bytes = 0
 
 
 def sizes_of(shape: int | Iterable[int]) -> tuple[int, ...]:
