@@ -26,6 +26,7 @@ NUMAPIN = (sys.executable, "-m", "numapin", "run")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 MODES = {"preferred": ("preferred", "preferred-many"), "bind": ("bind",), "interleave": ("interleave",)}
 NUM_PAGES = 8192
+NUM_TORCHRUNS = 5
 
 
 def jobs(machine: str, nvml: Path) -> list[Job]:
@@ -51,7 +52,8 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
         ],
     }
     num_gpus = "4" if machine == "four-nodes" else "2"
-    torchrun = [Job(name="torchrun", argv=[*TORCHRUN, num_gpus, PROBE])] if results() else []
+    num_runs = NUM_TORCHRUNS if results() else 0
+    torchrun = [Job(name=f"torchrun-{run}", argv=[*TORCHRUN, num_gpus, PROBE]) for run in range(num_runs)]
     return [_run("default", env=shown), *torchrun, *of_each[machine]]
 
 
@@ -140,12 +142,14 @@ def test_all_pages_are_on_the_gpus_node(request: pytest.FixtureRequest, machine:
     result: VmResult = request.getfixturevalue(machine)
     nodes = [int(rank["node"]) for rank, _ in _ranks(result.jobs["default"])]
     rows = []
-    for job in [job for job in ("torchrun", "default") if job in result.jobs]:
+    for job in [job for job in result.jobs if job.startswith("torchrun") or job == "default"]:
+        command, _, run = job.partition("-")
         for rank, node in enumerate(nodes):
             found: Any = result.jobs[job].json(f"{rank}.json")
             pages = found["pages"]
             local = pages.get(str(node), 0) / NUM_PAGES
-            assert job == "torchrun" or local == 1
-            rows.append({"command": job, "rank": rank, "gpu_node": node, "pages": pages, "local": local})
+            assert command == "torchrun" or local == 1
+            place = {"rank": rank, "gpu_node": node, "pages": pages, "local": local}
+            rows.append({"command": command, "run": int(run or 0), **place})
     content = {"machine": result.machine.name, "probe": "32 MiB touched once by one thread", "rows": rows}
     publish(f"vm-pages-{result.machine.name}.json", content)
