@@ -111,7 +111,8 @@ def claim_file(settings: StepSettings, place: Place) -> Path:
             fcntl.flock(folder, fcntl.LOCK_EX)  # else two processes could take over one file
         with suppress(MachineFileError, OSError):  # there is no file, or its first record is about to be written
             other = read_record(RankSteps, path.read_text("utf-8"), source=path.name, hint="", schema=SCHEMA)
-            if not other.is_final and not proc.is_running(other.pid):
+            is_training = other.unit is StepUnit.OPTIMIZER_STEP and (other.has_steps or other.num_traced > 0)
+            if not (other.phase is Phase.DONE or is_training or proc.is_running(other.pid)):
                 path.unlink()
         path.touch(exist_ok=False)
     finally:

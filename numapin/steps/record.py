@@ -120,12 +120,6 @@ class RankSteps:
         return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) >= FEWEST_STEPS
 
     @property
-    def is_final(self) -> bool:
-        """Return whether it stays although its process has ended: all steps of a rank, or some of a training."""
-        is_training = self.unit is StepUnit.OPTIMIZER_STEP and (self.has_steps or self.num_traced > 0)
-        return self.phase is Phase.DONE or is_training
-
-    @property
     def window_s(self) -> float:
         """The length of the window."""
         return sum(self.step_ns) / 1e9

@@ -235,15 +235,16 @@ def _loading(analysis: Analysis) -> Iterator[TraceFinding]:
             remedy=_waiting_remedy(analysis),
         )
     if _epoch_costs(analysis) >= FLOOR:
-        each = f"{analysis.parts_us['epoch'] / max(analysis.num_epochs, 1) / 1000:.1f} ms"
+        num_epochs = len(analysis.epoch_starts)
+        each = f"{analysis.parts_us['epoch'] / max(num_epochs, 1) / 1000:.1f} ms"
         began = (
-            f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting the next, to "
+            f"{num_epochs} of the traced steps began an epoch; ending the last one and starting the next, to "
             f"its first batch, took {each}"
         )
         yield TraceFinding(
             what="start of an epoch",
             costs=_epoch_costs(analysis),
-            evidence=began if analysis.num_epochs else f"an epoch ended, and ending its workers took {each}",
+            evidence=began if num_epochs else f"an epoch ended, and ending its workers took {each}",
             remedy=_epoch_remedy(analysis),
         )
     if analysis.share("pin") >= FLOOR:
@@ -329,8 +330,10 @@ def _epoch_costs(analysis: Analysis) -> float:
 
 
 def _epoch_remedy(analysis: Analysis) -> str:
-    loader, which = analysis.slowest_loader, ""
-    if loader is not None and len(analysis.trace.noted.loaders) > 1:
+    slowest = max(analysis.epoch_starts, key=attrgetter("time_us"), default=None)
+    loaders, number = analysis.trace.noted.loaders, slowest.loader if slowest else None
+    loader, which = None if number is None or not 0 <= number < len(loaders) else loaders[number], ""
+    if loader is not None and len(loaders) > 1:
         batches = "no length" if loader.num_batches is None else counted(loader.num_batches, "batch")
         which = f" of the loader with {batches} and {counted(loader.num_workers, 'worker')}"
     if loader is not None and loader.is_persistent:
@@ -424,7 +427,7 @@ def place_within(analysis: Analysis, window: Intervals) -> CodePlace | None:
         own=own,
         inside="" if own == innermost else innermost,
         share=count / len(samples),
-        slept=sum(one.is_running is False for one in there) / len(there),
+        slept=sum(not one.is_running for one in there) / len(there),
     )
 
 

@@ -38,16 +38,11 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
 _MOST_LOADS: Final = 10_000  # the last ones of a worker; its file stays at 600 kB, even in a job of weeks
 _LOAD_BYTES: Final = 60  # a line: a process id, two times in ns since 1970, and what was done to images
 
 
-class _Script:
-    """The script's own profiler, and the notes on the script."""
-
-    profiles_itself: bool = False
-    notes: Final = Notes()
+_notes: Final = Notes()
 
 
 def attach(module: ModuleType) -> None:
@@ -100,17 +95,12 @@ def _begin() -> Tracer | None:
         say(f"process {os.getpid()} of rank {place.rank} is not traced: {error.filename}: {error.strerror}")
         return None
 
-    def require_no_other() -> None:
-        if _Script.profiles_itself:
-            raise RuntimeError(_PROFILES_ITSELF)
-
     tracer = Tracer(
         settings=settings,
         place=place,
         claim=claim,
         check=lambda: _recording.pass_on(Tracer.end_if_overdue),
-        require_no_other=require_no_other,
-        notes=_Script.notes,
+        notes=_notes,
     )
     tracer.record(trace=None, num_steps=0, reason="the process was killed, or is still running")
     atexit.register(tracer.at_exit)
@@ -134,8 +124,8 @@ def _yield_to_script(begin: Callable[_P, _T]) -> Callable[_P, _T]:
     def begins(*arguments: _P.args, **named: _P.kwargs) -> _T:
         with _recording.lock:
             if not _recording.is_acting:  # else it is our own
-                _Script.profiles_itself = True
-                _recording.pass_on(lambda tracer: tracer.yield_to_script(_PROFILES_ITSELF))
+                _notes.profiles_itself = True
+                _recording.pass_on(Tracer.yield_to_script)
         return begin(*arguments, **named)
 
     return begins
@@ -149,7 +139,7 @@ def _resume_after_script(end: Callable[_P, _T]) -> Callable[_P, _T]:
             return end(*arguments, **named)
         finally:
             if not _recording.is_acting:
-                _Script.profiles_itself = False
+                _notes.profiles_itself = False
 
     return ends
 
@@ -166,7 +156,7 @@ def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[Da
             _recording.pass_on(lambda tracer: tracer.leave_loader(num_workers, 0, is_over=False))
         if not _recording.closed:
             try:
-                _Script.notes.iterated(self, iterator, start_ns, time.time_ns())
+                _notes.iterated(self, iterator, start_ns, time.time_ns())
             except Exception as error:  # reported; the script continues
                 say(f"warning: an epoch is not noted: {error}")
         return iterator

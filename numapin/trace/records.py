@@ -117,13 +117,13 @@ class LoaderUse:
 class StackSample:
     """The place of the loop's thread at one moment: in the script's own code, and innermost.
 
-    `is_running` is false if the thread slept or waited; None if that is unknown.
+    `is_running` is false if the thread slept or waited.
     """
 
     at: float
     own: str
     innermost: str
-    is_running: bool | None
+    is_running: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +211,8 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
     for at, number, running in sorted(_rows(value.get("samples"))):
         if 0 <= number < len(stacks):
             stack = stacks[number] if len(stacks[number]) == 2 else (_UNKNOWN, _UNKNOWN)
-            is_running = None if running < 0 else bool(running)
             at_us = (at - zero_ns) / 1000
-            samples.append(StackSample(at=at_us, own=stack[0], innermost=stack[1], is_running=is_running))
+            samples.append(StackSample(at=at_us, own=stack[0], innermost=stack[1], is_running=bool(running)))
     return ScriptNotes(
         host=_text(value.get("host")),
         cpus=_text(value.get("cpus")),

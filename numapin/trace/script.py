@@ -39,6 +39,7 @@ class Notes:
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     ends: list[tuple[int, int, int]] = field(default_factory=list)
     image_work: set[str] = field(default_factory=set)  # of the processes that made batches
+    profiles_itself: bool = False  # right now
 
     def iterated(self, loader: DataLoader[Any], iterator: object, start_ns: int, end_ns: int) -> None:
         """Note a call of `iter()` on a loader. Only starting workers takes time."""
@@ -58,11 +59,14 @@ class Notes:
 
     def to_json(self, *, cpu_use: CpuUse | None) -> dict[str, object]:
         """Return the notes and the rank's surroundings; `cpu_use` is from the start of the recording."""
-        cpus = CpuSet(os.sched_getaffinity(0))
+        cpus, nodes, tree = CpuSet(os.sched_getaffinity(0)), "", Tree("")
+        with suppress(MachineFileError):  # the kernel does not say
+            online = tree.numbers(f"{NODES}/online") or ()
+            nodes = str(CpuSet(node for node in online if cpus & (tree.node_cpus(node) or CpuSet())))
         return {
             "host": os.uname().nodename,
             "cpus": str(cpus),
-            "nodes": _nodes_of(cpus),
+            "nodes": nodes,
             "num_cpus": len(cpus),
             **(cpu_use.until_now() if cpu_use else {}),
             "loaders": [described for _, described in self.loaders],
@@ -124,15 +128,6 @@ def _described(loader: DataLoader[Any], iterator: object) -> dict[str, object]:
         "delivers_on_gpu": "cuda" in str(device),
         "num_batches": num_batches,
     }
-
-
-def _nodes_of(cpus: CpuSet) -> str:
-    """Return the NUMA nodes that these CPUs belong to, "" if the kernel does not say."""
-    tree = Tree("")
-    with suppress(MachineFileError):
-        nodes = tree.numbers(f"{NODES}/online") or ()
-        return str(CpuSet(node for node in nodes if cpus & (tree.node_cpus(node) or CpuSet())))
-    return ""
 
 
 # --- stack samples ---------------------------------------------------------------------------------------------------
@@ -214,15 +209,11 @@ def _place(frame: FrameType) -> tuple[str, str]:
     """Return the innermost function of the script's own code, and the innermost one of all."""
     own: FrameType | None = frame
     for _ in range(_DEEPEST):
-        if own is None or _is_own(own.f_code.co_filename):
+        file = own.f_code.co_filename if own else ""
+        if own is None or not (file.startswith(_FOREIGN) or any(folder in file for folder in _PACKAGES)):
             break
         own = own.f_back
     return _name(own or frame), _name(frame)
-
-
-def _is_own(file: str) -> bool:
-    """Return whether a file is the script's, and no library's."""
-    return not file.startswith(_FOREIGN) and not any(folder in file for folder in _PACKAGES)
 
 
 def _name(frame: FrameType) -> str:

@@ -59,10 +59,6 @@ class TestIntervals:
         assert Lengths(moments).within(around) == Lengths(moments).between(start, end)
         assert (Lengths(moments).between(start, end) > 0) == (simple > 0)
 
-    def test_gap(self) -> None:
-        """Intervals closer than the gap are merged; others are not."""
-        assert union([(0, 1), (2, 3), (9, 10)], gap=1) == ((0, 3), (9, 10))
-
 
 def with_copy(name: str, **args: object) -> Made:
     """Return a loop with one more copy, of this name."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _tracer(claim: Path) -> Tracer:
     settings = StepSettings(folder=str(claim.parent), steps=1, skip=1)
     place = Place(rank=0, local_rank=0, num_ranks=1, num_local_ranks=1, restart=0)
-    return Tracer(settings=settings, place=place, claim=claim, check=lambda: None, require_no_other=lambda: None)
+    return Tracer(settings=settings, place=place, claim=claim, check=lambda: None)
 
 
 def _no_room(*_: Any, **__: Any) -> None:
