@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, ProcessPages, undo_commands
-from numapin.attach.targets import is_ours, other_processes
+from numapin.attach.targets import examine, other_processes
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.base.text import counted
@@ -208,15 +208,16 @@ class Binder:
         found: list[ThreadId] = []
         for pid in (subject.pid, *below):
             try:
-                if not is_ours(pid, processes[pid].start):
-                    note = f"child process {pid} belongs to another user and was left as it is"
-                    self._notes += [] if note in self._notes else [note]
-                    continue
-                name, listed = proc.stat(proc.folder_of(pid)).name, threads.threads_of(pid)
-            except proc.Gone:
+                examined, listed = examine(pid), threads.threads_of(pid)
+            except MachineError:
+                note = f"child process {pid} belongs to another user and was left as it is"
+                self._notes += [] if note in self._notes else [note]
                 continue
-            self._tallies.setdefault(pid, _Tally(name=name))
-            found += [thread for thread in listed if thread not in self._seen]
+            except (UsageError, proc.Gone):  # it has ended
+                continue
+            if examined.start == processes[pid].start:
+                self._tallies.setdefault(pid, _Tally(name=examined.name))
+                found += [thread for thread in listed if thread not in self._seen]
         return found
 
     def _bind_new_threads(self) -> bool:

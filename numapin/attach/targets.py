@@ -185,19 +185,6 @@ def examine(pid: int) -> Subject:
     return Subject(pid, found.start, found.name)
 
 
-def is_ours(pid: int, start: int) -> bool:
-    """Return whether a descendant is still that process and may be changed; Gone if it has ended."""
-    folder = proc.folder_of(pid)
-    try:
-        uid = _uid(folder)
-    except PermissionError:
-        return False
-    found = proc.stat(folder)
-    if found.has_ended or found.start != start:
-        raise proc.Gone
-    return not found.is_kernel_thread and why_untouchable(uid) is None
-
-
 def why_untouchable(uid: int | None) -> str | None:
     """Return whose the process is if it is not this user's. `uid` None: of several users."""
     if uid == os.geteuid():
