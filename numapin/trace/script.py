@@ -35,7 +35,7 @@ _MOST_LOADERS: Final = 20
 class Notes:
     """The notes of this process so far."""
 
-    loaders: list[tuple[int, dict[str, object]]] = field(default_factory=list)  # with the loader's id
+    loaders: dict[int, dict[str, object]] = field(default_factory=dict)  # by id
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     ends: list[tuple[int, int, int]] = field(default_factory=list)
     image_work: set[str] = field(default_factory=set)  # of the processes that made batches
@@ -43,14 +43,12 @@ class Notes:
 
     def iterated(self, loader: DataLoader[Any], iterator: object, start_ns: int, end_ns: int) -> None:
         """Note a call of `iter()` on a loader. Only starting workers takes time."""
-        known = next((i for i, (one, _) in enumerate(self.loaders) if one == id(loader)), None)
-        if known is None:
-            known = len(self.loaders)
-            if known == _MOST_LOADERS:
+        if id(loader) not in self.loaders:
+            if len(self.loaders) == _MOST_LOADERS:
                 return
-            self.loaders.append((id(loader), _described(loader, iterator)))
+            self.loaders[id(loader)] = _described(loader, iterator)
         if loader.num_workers and len(self.epochs) < _MOST_EPOCHS:
-            self.epochs.append((known, start_ns, end_ns))
+            self.epochs.append((list(self.loaders).index(id(loader)), start_ns, end_ns))
 
     def ended(self, start_ns: int, end_ns: int) -> None:
         """Note a call of `next()` that ended an epoch; most of its time is the end of the workers."""
@@ -69,7 +67,7 @@ class Notes:
             "nodes": nodes,
             "num_cpus": len(cpus),
             **(cpu_use.until_now() if cpu_use else {}),
-            "loaders": [described for _, described in self.loaders],
+            "loaders": list(self.loaders.values()),
             "epochs": self.epochs,
             "ends": self.ends,
             "image_work": sorted(self.image_work),
