@@ -153,37 +153,31 @@ def _copies(analysis: Analysis) -> Iterator[TraceFinding]:
     ahead = 'copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does'
     if noted.loader is not None and noted.loader.delivers_on_gpu:
         ahead = "prefetch the script's own copies by one step, on a separate stream"
-    late = "asynchronous, but not overlapped"
+    pageable = [group for group in to_gpu if group.source == "Pageable"]
+    blocking = [group for group in pinned if group.num_blocking]
+    late = [group for group in pinned if not group.num_blocking]
+    to_host = [group for group in analysis.groups if group.direction == DEVICE_TO_HOST]
+    less = "copy less often (.item(), .cpu(), logging, checkpoints), or into pinned memory with non_blocking=True"
     kinds = (
-        (
-            "pageable copies",
-            [group for group in to_gpu if group.source == "Pageable"],
-            _pageable_remedy(noted),
-            "the driver stages each copy and blocks the host",
-        ),
+        ("pageable copies", pageable, _pageable_remedy(noted), "the driver stages each copy and blocks the host"),
         (
             "pinned, but blocking",
-            [group for group in pinned if group.num_blocking],
+            blocking,
             "use .to(device, non_blocking=True)",
             "the host waited for each copy to finish",
         ),
-        (late, [group for group in pinned if not group.num_blocking], ahead, ""),
-        (
-            "copies to the host",
-            [group for group in analysis.groups if group.direction == DEVICE_TO_HOST],
-            "copy less often (.item(), .cpu(), logging, checkpoints), or into pinned memory with non_blocking=True",
-            "",
-        ),
+        ("asynchronous, but not overlapped", late, ahead, ""),
+        ("copies to the host", to_host, less, ""),
     )
     for what, groups, remedy, seen in kinds:
         exposed_us = sum(group.exposed_us for group in groups)  # of copies that overlap each other it may exceed all
         costs = min(exposed_us / analysis.window_us, 1.0) if analysis.window_us else 0.0
         busy_us = sum(group.busy_us for group in groups)
         overlapped = sum(group.overlapped_us for group in groups) / busy_us if busy_us else 1.0
-        if costs < FLOOR or (what == late and overlapped >= _OVERLAPPED):
+        if costs < FLOOR or (groups is late and overlapped >= _OVERLAPPED):
             continue
-        which = "to the host" if what == "copies to the host" else f"from {(groups[0].source or '').lower()} memory"
-        same_stream = what == late and any(group.same_stream for group in groups)
+        which = "to the host" if groups is to_host else f"from {(groups[0].source or '').lower()} memory"
+        same_stream = groups is late and any(group.same_stream for group in groups)
         stream = " on the stream of the kernels" if same_stream else ""
         shown = seen or f"kernels ran during {overlapped:.0%} of that time"
         evidence = f"{_described(analysis, groups, which)}{stream}: {shown}"

@@ -22,13 +22,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.files import FOLDER, open_file, opened, replace_at
-from numapin.base.records import to_json
+from numapin.base.files import FOLDER, open_file, opened
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
-from numapin.steps.meter import FollowedOptimizer, Place, wait_for_gpu
-from numapin.steps.record import SCHEMA, TRACE, Phase, RankSteps, StepUnit
+from numapin.steps.meter import FollowedOptimizer, Place, wait_for_gpu, write_record
+from numapin.steps.record import TRACE, Phase, RankSteps, StepUnit
 from numapin.steps.recorder import StepListener
 from numapin.trace.script import CpuUse, Notes, StackSampler
 
@@ -343,7 +342,7 @@ class Tracer(StepListener):
             reason=reason[:_LONGEST_REASON],
         )
         try:
-            _write(self.claim, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")
+            write_record(self.claim, record)
         except OSError as error:
             say(f"warning: rank {self.place.rank}: {self.claim} cannot be written: {error.strerror}")
 
@@ -379,17 +378,6 @@ class Tracer(StepListener):
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file; on a full disk, write into its existing block. Raises OSError."""
-    with opened(str(path.parent)) as folder:
-        try:
-            replace_at(folder, path.name, text)
-        except OSError:
-            with os.fdopen(open_file(folder, path.name, os.O_RDWR), "r+", encoding="utf-8") as file:
-                file.write(text)
-                file.truncate()
 
 
 def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:

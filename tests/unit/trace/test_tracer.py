@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.unit.trace.seam import Place, StepSettings, Tracer
+from tests.unit.trace.seam import Place, StepSettings, Tracer, meter
 from tests.unit.trace.seam import tracer as module
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _no_room(*_: Any, **__: Any) -> None:
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every replacement of a file fail with ENOSPC."""
-    monkeypatch.setattr(module, "replace_at", _no_room)
+    monkeypatch.setattr(meter, "replace_at", _no_room)
 
 
 @pytest.mark.usefixtures("full")
