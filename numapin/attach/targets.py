@@ -174,12 +174,12 @@ def examine(pid: int) -> Subject:
         raise UsageError(f"process {pid} is numapin itself", LIST_PROCESSES)
     found = require_program(pid)
     try:
-        uid = _uid(proc.folder_of(pid))
+        real, effective, *_ = map(int, proc.status_field(proc.folder_of(pid), "Uid").split())
     except proc.Gone:
         raise UsageError(f"there is no process {pid}", LIST_PROCESSES) from None
     except PermissionError:
         raise _of_another_user(f"process {pid}", "another user") from None
-    problem = why_untouchable(uid)
+    problem = why_untouchable(real if real == effective else None)  # they differ in a set-user-ID program
     if problem:
         raise _of_another_user(f"process {pid}", problem)
     return Subject(pid, found.start, found.name)
@@ -190,12 +190,6 @@ def why_untouchable(uid: int | None) -> str | None:
     if uid == os.geteuid():
         return None
     return "several users" if uid is None else f"another user (uid {uid})"
-
-
-def _uid(folder: str) -> int | None:
-    """Return the user of a process; None if its real and effective users differ, as in a set-user-ID program."""
-    real, effective, *_ = map(int, proc.status_field(folder, "Uid").split())
-    return real if real == effective else None
 
 
 def _of_another_user(what: str, whose: str) -> MachineError:

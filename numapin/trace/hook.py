@@ -58,8 +58,7 @@ def attach(module: ModuleType) -> None:
             (module.emit_itt, "__enter__"),
             (module.emit_nvtx, "__enter__"),
         ):
-            _wrap(cls, begin, _yield_to_script)
-            _wrap(cls, "__exit__", _resume_after_script)
+            _yield_to_script(cls, begin)
         return
     recorder.attach(module)
     if hasattr(module, "register_optimizer_step_post_hook"):
@@ -118,30 +117,26 @@ def _give_up(tracer: StepListener | None, error: Exception) -> None:
 _recording: Final = recorder.Recording(_begin, _give_up)
 
 
-def _yield_to_script(begin: Callable[_P, _T]) -> Callable[_P, _T]:
-    """End our trace before the script's own begins: torch raises or crashes with two at once."""
+def _yield_to_script(profiler: Any, begin: str) -> None:  # noqa: ANN401 - a class of torch
+    """End our trace before one of the script's own profilers begins: torch raises or crashes with two at once."""
+    own_begin, own_end = getattr(profiler, begin), profiler.__exit__
 
-    def begins(*arguments: _P.args, **named: _P.kwargs) -> _T:
+    def begins(*arguments: object, **named: object) -> object:
         with _recording.lock:
             if not _recording.is_acting:  # else it is our own
                 _notes.profiles_itself = True
                 _recording.pass_on(Tracer.yield_to_script)
-        return begin(*arguments, **named)
+        return own_begin(*arguments, **named)
 
-    return begins
-
-
-def _resume_after_script(end: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Note when the script's own profiler has ended."""
-
-    def ends(*arguments: _P.args, **named: _P.kwargs) -> _T:
+    def ends(*arguments: object, **named: object) -> object:
         try:
-            return end(*arguments, **named)
+            return own_end(*arguments, **named)
         finally:
             if not _recording.is_acting:
                 _notes.profiles_itself = False
 
-    return ends
+    setattr(profiler, begin, begins)
+    profiler.__exit__ = ends
 
 
 def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[DataLoader[Any]], object]:

@@ -125,7 +125,6 @@ def read_trace(content: object, *, source: str) -> Trace:
     operators, calls = by_kind["operator"], by_kind["call"]
     on_gpu = bool(by_kind["kernel"] or by_kind["copy"])
     waits = _named(host, _LOADER)
-    loop_pins = tuple(event.span for event in operators if event.name in _PINNING)
     computing = [event.span for event in operators if not event.name.startswith(_NOT_COMPUTE)]
 
     # What the trace does not say.
@@ -150,8 +149,7 @@ def read_trace(content: object, *, source: str) -> Trace:
         steps=steps,
         waits=waits,
         loads=timed_spans(metadata.get("loads"), "load", zero_ns),
-        pins=(*loop_pins, *timed_spans(metadata.get("pins"), "pin", zero_ns)),
-        loop_pins=loop_pins,
+        loop_pins=tuple(event.span for event in operators if event.name in _PINNING),
         copies=tuple(_copies(by_kind["copy"], calls, operators)),
         kernels=tuple(
             Kernel(

@@ -90,22 +90,17 @@ class Pace:
             self.in_loader_s += now_s - self.paused_s
             self.paused_s = None
 
-    def _not_counted_s(self, now_s: float) -> float:
-        now = 0.0 if self.paused_s is None else now_s - self.paused_s
-        return min(self.in_loader_s + now, _LONGEST_PAUSE_S)
-
     @property
     def limit_s(self) -> float:
         """The time that the next step may take."""
         return max(_SLOW * median(self.recent_s), _SHORTEST_LIMIT_S) if self.recent_s else _FIRST_LIMIT_S
 
-    def is_overdue(self, now_s: float) -> bool:
-        """Return whether the next step takes longer than that limit, besides the time in loaders."""
-        return self.last_s is not None and now_s - self.last_s - self._not_counted_s(now_s) > self.limit_s
-
-    def overdue_reason(self, step_unit: str, now_s: float) -> str:
-        """Return why the trace ends, with the time in loaders if there was any."""
-        in_loader_s = self._not_counted_s(now_s)
+    def overdue(self, step_unit: str, now_s: float) -> str:
+        """Return that the next step takes longer than the limit, besides the time in loaders; "" if it does not."""
+        in_loader_s = self.in_loader_s + (0.0 if self.paused_s is None else now_s - self.paused_s)
+        in_loader_s = min(in_loader_s, _LONGEST_PAUSE_S)
+        if self.last_s is None or now_s - self.last_s - in_loader_s <= self.limit_s:
+            return ""
         besides = f", besides {in_loader_s:.0f} s in DataLoaders" if in_loader_s >= _NAMED_S else ""
         return f"no {step_unit} for {self.limit_s:.0f} s{besides}"
 
@@ -235,9 +230,9 @@ class Tracer(StepListener):
 
     def end_if_overdue(self) -> None:
         """End the trace if the next step is overdue: what the script does instead would fill the memory."""
-        now_s = time.monotonic()
-        if self.recording and self.pace.is_overdue(now_s):
-            self.finish(self.pace.overdue_reason(self.step_unit, now_s))
+        reason = self.pace.overdue(self.step_unit, time.monotonic()) if self.recording else ""
+        if reason:
+            self.finish(reason)
 
     def enter_loader(self, num_workers: int) -> None:
         """Let the loop take its time in `iter()` or `next()` of a loader with workers."""
@@ -281,7 +276,7 @@ class Tracer(StepListener):
         loads = self._loads()
         noted = self.notes.to_json(cpu_use=self.cpu_use)
         samples = self.sampler.stop() if self.sampler else {}
-        metadata = own | {"pins": self.pins, "loads": loads, "noted": noted | samples}
+        metadata = own | {"loads": loads, "noted": noted | samples}
         with warnings.catch_warnings(action="ignore"):
             profiler, name = self._stop(encode(metadata, indent=None)), None
         if profiler is not None and num_steps:
@@ -411,8 +406,8 @@ def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
 def _add_rows(path: Path, shown: Sequence[_Shown]) -> None:
     """Add to a Chrome trace what the profiler does not see. A trace of another form, or on a full disk, stays as it is.
 
-    Our reader takes these times from the metadata, and no event of the category "numapin". They have rows of
-    their own, because their clock may differ from the profiler's by more than an event lasts.
+    Our reader takes loads from the metadata, and no event of the category "numapin". They have rows of their own,
+    because their clock may differ from the profiler's by more than an event lasts.
     """
     base_ns = 0
     with path.open("rb") as file:

@@ -41,9 +41,9 @@ def test_a_loader_with_workers(tracer: Tracer, num_workers: int) -> None:
     """The recording does not end while the loop waits for workers; the end of their epoch is noted."""
     later_s = time.monotonic() + 100
     tracer.enter_loader(num_workers)
-    assert tracer.pace.is_overdue(later_s) == (not num_workers)
+    assert bool(tracer.pace.overdue("batch", later_s)) == (not num_workers)
     tracer.leave_loader(num_workers, 1000, is_over=True)
-    assert tracer.pace.is_overdue(later_s)
+    assert tracer.pace.overdue("batch", later_s)
     assert len(tracer.notes.ends) == (num_workers > 0)
 
 
@@ -66,9 +66,11 @@ def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: Trace
     reasons: list[str] = []
     monkeypatch.setattr(hook._recording, "listener", tracer)
     monkeypatch.setattr(Tracer, "yield_to_script", lambda _: reasons.append("ended"))
-    hook._yield_to_script(lambda: None)()
+    own = type("Own", (), {"begin": lambda self: self, "__exit__": lambda _: None})
+    hook._yield_to_script(own, "begin")
+    begun = own().begin()
     assert (hook._notes.profiles_itself, len(reasons)) == (True, 1)
-    hook._resume_after_script(lambda: None)()
+    begun.__exit__()
     assert not hook._notes.profiles_itself
 
 
