@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -68,15 +67,10 @@ def attach(module: ModuleType) -> None:
         loads = _Loads(settings)
         module.DataLoader.__iter__ = _noting_epochs(module.DataLoader.__iter__)
         for cls in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            _wrap(cls, "fetch", partial(_timed, record=loads.record))
-        _wrap(pinning, "pin_memory", partial(_timed, record=_record_pin))
+            cls.fetch = _timed(cls.fetch, record=loads.record)
+        pinning.pin_memory = _timed(pinning.pin_memory, record=_record_pin)
     except AttributeError as error:
         say(f"warning: the making of batches is not traced: this version of torch has different internals: {error}")
-
-
-def _wrap(owner: object, name: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
-    """Replace a function of a module, or a method of a class."""
-    setattr(owner, name, wrap(getattr(owner, name)))
 
 
 def _begin() -> Tracer | None:
