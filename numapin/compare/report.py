@@ -55,7 +55,8 @@ def figures_of(
 ) -> dict[str, float]:
     """Return the known figures of a run in which each of these ranks has measured steps (times: CLOCK_MONOTONIC)."""
     slowest = slowest_of(ranks)
-    begin_s, end_s, window_s = slowest.begin_s, slowest.end_ns / 1e9, slowest.window_s
+    begin_s, window_s = (slowest.begin_ns or 0) / 1e9, slowest.window_s
+    end_s = begin_s + window_s
     steps_s = sorted(step / 1e9 for step in slowest.step_ns)
     last_first_step_s = max((rank.first_ns or 0) / 1e9 for rank in ranks)
     found: dict[str, float | None] = {

@@ -100,13 +100,3 @@ class RankSteps:
     def window_s(self) -> float:
         """The length of the window."""
         return sum(self.step_ns) / 1e9
-
-    @property
-    def begin_s(self) -> float:
-        """The begin of the window."""
-        return (self.begin_ns or 0) / 1e9
-
-    @property
-    def end_ns(self) -> int:
-        """The end of the last step of the window."""
-        return (self.begin_ns or 0) + sum(self.step_ns)

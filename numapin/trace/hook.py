@@ -39,8 +39,6 @@ _T = TypeVar("_T")
 
 _MOST_LOADS: Final = 10_000  # the last ones of a worker; its file stays at 600 kB, even in a job of weeks
 _LOAD_BYTES: Final = 60  # a line: a process id, two times in ns since 1970, and what was done to images
-
-
 _notes: Final = Notes()
 
 
@@ -52,12 +50,9 @@ def attach(module: ModuleType) -> None:
     if _recording not in recorder.recordings:
         recorder.recordings.append(_recording)
     if hasattr(module, "emit_nvtx"):
-        for cls, begin in (
-            (module.profile, "_prepare_trace"),
-            (module.emit_itt, "__enter__"),
-            (module.emit_nvtx, "__enter__"),
-        ):
-            _yield_to_script(cls, begin)
+        _yield_to_script(module.profile, "_prepare_trace")
+        _yield_to_script(module.emit_itt, "__enter__")
+        _yield_to_script(module.emit_nvtx, "__enter__")
         return
     recorder.attach(module)
     if hasattr(module, "register_optimizer_step_post_hook"):
