@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, ProcessPages, undo_commands
-from numapin.attach.targets import is_ours, other_processes
+from numapin.attach.targets import examine, other_processes
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.base.text import counted
@@ -208,69 +208,63 @@ class Binder:
         found: list[ThreadId] = []
         for pid in (subject.pid, *below):
             try:
-                if not is_ours(pid, processes[pid].start):
-                    note = f"child process {pid} belongs to another user and was left as it is"
-                    self._notes += [] if note in self._notes else [note]
-                    continue
-                name, listed = proc.stat(proc.folder_of(pid)).name, threads.threads_of(pid)
-            except proc.Gone:
+                examined, listed = examine(pid), threads.threads_of(pid)
+            except MachineError:
+                note = f"child process {pid} belongs to another user and was left as it is"
+                self._notes += [] if note in self._notes else [note]
                 continue
-            self._tallies.setdefault(pid, _Tally(name=name))
-            found += [thread for thread in listed if thread not in self._seen]
+            except (UsageError, proc.Gone):  # it has ended
+                continue
+            if examined.start == processes[pid].start:
+                self._tallies.setdefault(pid, _Tally(name=examined.name))
+                found += [thread for thread in listed if thread not in self._seen]
         return found
 
     def _bind_new_threads(self) -> bool:
         """Bind new threads, and note their CPUs before; return whether there was anything to bind."""
-        plan, unseen, is_first_look = self._target.plan, self._new_threads(), not self._seen
+        planned, unseen, is_first_look = self._target.plan.cpus, self._new_threads(), not self._seen
         before: dict[ThreadId, CpuSet] = {}
-        for thread in unseen:
+        for thread in unseen:  # all, before any is changed: undoing needs the CPUs of every thread of a changed process
             tally = self._tallies[thread.pid]
             tally.threads += 1
             try:
-                before[thread] = threads.cpus_of(thread)
+                before[thread] = cpus = threads.cpus_of(thread)
             except proc.Gone:
                 tally.ended += 1
             except OSError as error:
                 tally.refusals[f"cannot be examined ({error.strerror})"] += 1
-
-        new: dict[ThreadId, CpuSet] = {}
-        for thread, cpus in before.items():
-            is_narrower = cpus < plan.cpus and not self._options.widen
-            if is_first_look or cpus != plan.cpus:
-                self.former[thread] = cpus
-            if cpus != plan.cpus and not is_narrower:
-                new[thread] = plan.cpus
-                continue
-            tally = self._tallies[thread.pid]
-            tally.narrower += is_narrower
-            tally.after |= cpus
+            else:
+                if is_first_look or cpus != planned:
+                    self.former[thread] = cpus
         self._seen.update(unseen)
 
+        has_bound = False
         for thread, cpus in before.items():
-            self._tallies[thread.pid].before |= cpus
-            if thread in new:
-                self._bind_one(thread, cpus, new[thread])
-        return bool(new)
-
-    def _bind_one(self, thread: ThreadId, before: CpuSet, planned: CpuSet) -> None:
-        """Bind a thread and count the result."""
-        tally, see = self._tallies[thread.pid], f"see: cat /proc/{thread.pid}/cgroup"
-        try:
-            found = planned if self._options.dry_run else threads.set_cpus(thread, planned)
-        except proc.Gone:
-            tally.ended += 1
-            return
-        except OSError as error:
-            refusal = f"did not get CPUs {planned} ({error.strerror}) and stay where they were; {see}"
-            tally.refusals[refusal] += 1
-            tally.after |= before
-            return
-        if found != before:
-            tally.changed += 1
-            self.changed.append(thread)
-        tally.after |= found
-        if found != planned:
-            tally.refusals[f"did not get CPUs {planned - found}, which the cpuset excludes; {see}"] += 1
+            tally, see = self._tallies[thread.pid], f"see: cat /proc/{thread.pid}/cgroup"
+            tally.before |= cpus
+            is_narrower = cpus < planned and not self._options.widen
+            if cpus == planned or is_narrower:
+                tally.narrower += is_narrower
+                tally.after |= cpus
+                continue
+            has_bound = True
+            try:
+                found = planned if self._options.dry_run else threads.set_cpus(thread, planned)
+            except proc.Gone:
+                tally.ended += 1
+                continue
+            except OSError as error:
+                refusal = f"did not get CPUs {planned} ({error.strerror}) and stay where they were; {see}"
+                tally.refusals[refusal] += 1
+                tally.after |= cpus
+                continue
+            if found != cpus:
+                tally.changed += 1
+                self.changed.append(thread)
+            tally.after |= found
+            if found != planned:
+                tally.refusals[f"did not get CPUs {planned - found}, which the cpuset excludes; {see}"] += 1
+        return has_bound
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from numapin.launcher import run_folder
 from numapin.observe.find import (
     LIST_PROCESSES,
     Candidate,
-    KnownGpu,
     find_run,
     gpus_of_ranks,
     local_rank,
@@ -109,7 +108,7 @@ def aim_at_processes(pids: Sequence[int], options: AttachOptions, environ: Mappi
             problem = f"--gpu names {len(gpus)} GPUs for {counted(len(given), 'process')}"
             raise UsageError(problem, "name one GPU, or one for each process")
         found = [
-            Candidate(pid, proc.environment_of(pid), KnownGpu(gpu, "--gpu"))
+            Candidate(pid, proc.environment_of(pid), gpu, "--gpu")
             for pid, gpu in zip(given, gpus if len(gpus) > 1 else gpus * len(given), strict=True)
         ]
     subjects = [examine(each.pid) for each in found]
@@ -174,28 +173,15 @@ def examine(pid: int) -> Subject:
         raise UsageError(f"process {pid} is numapin itself", LIST_PROCESSES)
     found = require_program(pid)
     try:
-        uid = _uid(proc.folder_of(pid))
+        real, effective, *_ = map(int, proc.status_field(proc.folder_of(pid), "Uid").split())
     except proc.Gone:
         raise UsageError(f"there is no process {pid}", LIST_PROCESSES) from None
     except PermissionError:
         raise _of_another_user(f"process {pid}", "another user") from None
-    problem = why_untouchable(uid)
+    problem = why_untouchable(real if real == effective else None)  # they differ in a set-user-ID program
     if problem:
         raise _of_another_user(f"process {pid}", problem)
     return Subject(pid, found.start, found.name)
-
-
-def is_ours(pid: int, start: int) -> bool:
-    """Return whether a descendant is still that process and may be changed; Gone if it has ended."""
-    folder = proc.folder_of(pid)
-    try:
-        uid = _uid(folder)
-    except PermissionError:
-        return False
-    found = proc.stat(folder)
-    if found.has_ended or found.start != start:
-        raise proc.Gone
-    return not found.is_kernel_thread and why_untouchable(uid) is None
 
 
 def why_untouchable(uid: int | None) -> str | None:
@@ -203,12 +189,6 @@ def why_untouchable(uid: int | None) -> str | None:
     if uid == os.geteuid():
         return None
     return "several users" if uid is None else f"another user (uid {uid})"
-
-
-def _uid(folder: str) -> int | None:
-    """Return the user of a process; None if its real and effective users differ, as in a set-user-ID program."""
-    real, effective, *_ = map(int, proc.status_field(folder, "Uid").split())
-    return real if real == effective else None
 
 
 def _of_another_user(what: str, whose: str) -> MachineError:
@@ -233,26 +213,26 @@ def _planned(
     environs = [each.environ or {} for each in found]
     for each, subject, environ in zip(found, subjects, environs, strict=True):
         is_cpu_rank = not topology.has_usable_gpu and local_rank(environ) is not None
-        if each.known.gpu is None and not is_cpu_rank:
+        if each.gpu is None and not is_cpu_rank:
             hint = f"without a GPU only ranks are bound: {_START}"
             if topology.has_usable_gpu:
                 hint = f"name it: numapin attach --pid {each.pid} --gpu N (numapin topo lists them), or {_START}"
-            raise UsageError(f"the GPU of process {each.pid} ({subject.name}) is unknown: {each.known.source}", hint)
+            raise UsageError(f"the GPU of process {each.pid} ({subject.name}) is unknown: {each.gpu_source}", hint)
 
     numbers, num_ranks = numbered(environs)
     places, gpus = numbers, None
-    if any(each.known.gpu is not None for each in found):
+    if any(each.gpu is not None for each in found):
         if request.bind in (Bind.NODE, Bind.SOCKET) and request.cpus_per_rank is None:  # ranks share their CPUs
             places, num_ranks = list(range(len(found))), len(found)
         visible = [gpu.index for gpu in visible_gpus(topology, environs[0])]
-        known = {place: each.known.gpu.index for place, each in zip(places, found, strict=True) if each.known.gpu}
+        known = {place: each.gpu.index for place, each in zip(places, found, strict=True) if each.gpu}
         gpus = gpus_of_ranks(visible, known, num_ranks)
     plan, warnings = plan_and_rank_warnings(topology, replace(request, num_ranks=num_ranks, rank_gpus=gpus))
     targets = tuple(
         Target(
             subject=subject,
             plan=replace(plan.ranks[place], local_rank=number),
-            gpu_source=each.known.source if each.known.gpu else "the rank has no GPU",
+            gpu_source=each.gpu_source if each.gpu else "the rank has no GPU",
             shortfalls=shortfalls_of(each.pid, topology.allowed.cpus),
         )
         for each, subject, place, number in zip(found, subjects, places, numbers, strict=True)

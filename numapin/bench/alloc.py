@@ -185,16 +185,13 @@ def _ways() -> dict[str, Way]:
     def source(num_bytes: int) -> torch.Tensor:
         return torch.ones(num_bytes, dtype=torch.uint8)
 
-    def pin(num_bytes: int) -> torch.Tensor:
-        return source(num_bytes).pin_memory()
-
     return {
         "pageable": Way(allocate=lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8)),
         "fresh": Way(allocate=pageable),
         "pinned-cold": Way(allocate=torch_pinned, before=empty_pool),
         "pinned-pool": Way(allocate=torch_pinned, before=fill_pool),
-        "pin-cold": Way(allocate=pin, before=empty_pool),
-        "pin-pool": Way(allocate=pin, before=fill_pool),
+        "pin-cold": Way(allocate=lambda num_bytes: source(num_bytes).pin_memory(), before=empty_pool),
+        "pin-pool": Way(allocate=lambda num_bytes: source(num_bytes).pin_memory(), before=fill_pool),
         "registered": Way(
             allocate=registered, release=lambda tensor: working_driver().unregister(0, tensor.data_ptr())
         ),

@@ -78,23 +78,17 @@ def read_machine() -> BenchMachine:
 
 
 def _gpus() -> dict[str, object]:
-    if _is_built_without_gpus():
+    # The version file of a torch that is built without GPU support names neither CUDA nor ROCm.
+    spec = find_spec("torch")
+    path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin is not None else None
+    built_for = run_path(str(path)) if path is not None and path.exists() else {}
+    if all(built_for.get(name, "unknown") is None for name in ("cuda", "hip")):
         return {"cuda": None, "gpus": [], "no_gpu": "torch is built without CUDA"}
     import torch
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
     return {"cuda": torch.version.cuda, "gpus": names, "no_gpu": None if names else why}
-
-
-def _is_built_without_gpus() -> bool:
-    """Return whether torch's version file says that it has neither CUDA nor ROCm; without the file, that is unknown."""
-    spec = find_spec("torch")
-    path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin is not None else None
-    if path is None or not path.exists():
-        return False
-    built_for = run_path(str(path))
-    return all(built_for.get(name, "unknown") is None for name in ("cuda", "hip"))
 
 
 if __name__ == "__main__":

@@ -51,23 +51,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question that a benchmark answers: is a peer better than the peer `against`, by `figure`?
+    """A question that a benchmark answers: is a peer better than the peer `against`, by `figure`?"""
 
-    Attributes:
-        subject: The choice in question, such as "pin". "{own}" in it stands for the peer's name.
-        things: What the figure is about, with a verb: "copies are".
-        figure: The figure that decides.
-        own: The peers in question. In each case, the first one that was measured counts.
-        against: The peer that they are compared with.
-        less_is_better: Whether the figure is a time.
-    """
-
-    subject: str
-    things: str
+    subject: str  # the choice in question, such as "pin"; "{own}" in it stands for the peer's name
+    things: str  # what the figure is about, with a verb: "copies are"
     figure: str
-    own: tuple[str, ...]
+    own: tuple[str, ...]  # the peers in question; in each case, the first one that was measured counts
     against: str
-    less_is_better: bool = False
+    less_is_better: bool = False  # whether the figure is a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,10 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
     torch.cuda.synchronize()
     wall_s = time.perf_counter() - start
 
-    copies, computes = (tuple(timed.since(base) for timed in part) for part in (loop.copies, loop.computes))
+    copies, computes = (
+        tuple((base.elapsed_time(began), base.elapsed_time(ended)) for began, ended in part)
+        for part in (loop.copies, loop.computes)
+    )
     compute_ms = [end - begin for begin, end in computes]
     figures = {
         "steps_per_s": num_steps / wall_s,
@@ -162,27 +165,15 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
     harness.report(figures, details={}, idle=lambda: time.sleep(0.001))
 
 
-@dataclass(slots=True)
-class TimedWork:
-    """The work of a stream between two events, from `began` to `ended`."""
+def _timed(work: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Run work on the current stream between two events, which have passed when it has begun and ended there."""
+    from torch.cuda import Event
 
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
-
-    @classmethod
-    def of(cls, work: Callable[[], None]) -> TimedWork:
-        """Run work on the current stream, between two events."""
-        from torch.cuda import Event
-
-        timed = cls(Event(enable_timing=True), Event(enable_timing=True))
-        timed.began.record()
-        work()
-        timed.ended.record()
-        return timed
-
-    def since(self, base: torch.cuda.Event) -> tuple[float, float]:
-        """Return begin and end in milliseconds after an event; all three must have passed."""
-        return base.elapsed_time(self.began), base.elapsed_time(self.ended)
+    began, ended = Event(enable_timing=True), Event(enable_timing=True)
+    began.record()
+    work()
+    ended.record()
+    return began, ended
 
 
 class Loop:
@@ -190,8 +181,8 @@ class Loop:
 
     def __init__(self, step: Step, peer: str) -> None:
         self._step, self._compute_calls = step, _calls_for(step.compute_ms)
-        self.copies: list[TimedWork] = []
-        self.computes: list[TimedWork] = []
+        self.copies: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # begin and end
+        self.computes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.host_ms: list[float] = []
         self._hosts = _host_batches(step.num_bytes, step.num_tensors, pinned=peer in ("pinned", "side-stream"))
         self._used: deque[torch.cuda.Event] = deque()  # copies from the host's buffers, oldest first
@@ -205,8 +196,8 @@ class Loop:
             self._computing.popleft().synchronize()
         batch = next(self._batches)
         spin(round(self._step.between_ms * 1e6))
-        self.computes.append(TimedWork.of(lambda: _compute(batch, self._compute_calls)))
-        self._computing.append(self.computes[-1].ended)
+        self.computes.append(_timed(lambda: _compute(batch, self._compute_calls)))
+        self._computing.append(self.computes[-1][1])
 
     def _in_the_loop(self, peer: str) -> Iterator[list[torch.Tensor]]:
         """Yield batches that the loop itself copies, and pins first if the peer says so."""
@@ -229,7 +220,7 @@ class Loop:
         while True:
             host = self._load()
             with cuda.stream(side):
-                ahead.append((self._copy(host, non_blocking=True), self.copies[-1].ended))
+                ahead.append((self._copy(host, non_blocking=True), self.copies[-1][1]))
             if len(ahead) < 2:
                 continue
             batch, copied = ahead.popleft()
@@ -250,10 +241,10 @@ class Loop:
         """Copy a batch on the current stream."""
         batch: list[torch.Tensor] = []
         start = time.perf_counter()
-        timed = TimedWork.of(lambda: batch.extend(tensor.to(_DEVICE, non_blocking=non_blocking) for tensor in host))
+        events = _timed(lambda: batch.extend(tensor.to(_DEVICE, non_blocking=non_blocking) for tensor in host))
         self.host_ms.append((time.perf_counter() - start) * 1e3)
-        self.copies.append(timed)
-        self._used.append(timed.ended)
+        self.copies.append(events)
+        self._used.append(events[1])
         return batch
 
 
@@ -294,9 +285,9 @@ def _calls_for(compute_ms: float) -> int:
 
     num_calls = 20
     for _ in range(2):  # the first time warms it up
-        timed = TimedWork.of(lambda: _compute([], num_calls))
+        began, ended = _timed(lambda: _compute([], num_calls))
         cuda.synchronize()
-    taken_ms: float = timed.began.elapsed_time(timed.ended)
+    taken_ms: float = began.elapsed_time(ended)
     return max(1, round(compute_ms / taken_ms * num_calls))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from numapin.base.formats import running_module
 from numapin.base.strict_json import encode
 from numapin.bench.model import Run
-from numapin.steps.job import remove_leftovers
+from numapin.steps.job import remove_leftovers, stop
 from numapin.system import proc
 
 if TYPE_CHECKING:
@@ -169,18 +168,12 @@ class _Child:
 
     def close(self) -> None:
         """Give a stopped process time to close its loader, then end the rest of its session."""
-        members = self._members or _session(self._process.pid)
         if self._members:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_S)
-        deadline = time.monotonic() + _CLEAN_UP_S
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-            while _session(self._process.pid) and time.monotonic() < deadline:  # multiprocessing's tracker cleans up
-                time.sleep(_CLEAN_UP_S / 100)
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        remove_leftovers({self._process.pid, *members})  # a dead process is not among the members
+        # multiprocessing's tracker needs time to clean up
+        stop(self._process, lambda: _session(self._process.pid), grace_s=_CLEAN_UP_S)
+        remove_leftovers({self._process.pid, *self._members})  # that had ended before
         for file in (self._stdin, self._stdout, self._errors):
             file.close()
 

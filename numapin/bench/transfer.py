@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from enum import StrEnum
-from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +12,6 @@ from numapin.bench.model import Benchmark, Case, Column, Comparison, Peer, Quest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from numapin.bench.process import Harness
 
@@ -173,7 +170,7 @@ def _copier(spec: dict[str, Any]) -> Callable[[], None]:
     gpu, size, max_size = spec["gpu"], spec["num_bytes"], spec["max_bytes"]
     numbers = range(2 if spec["direction"] == Direction.BOTH else 1)
     hosts = [buffer(spec["memory"], max_size, gpu=gpu, node=spec["node"], number=number)[:size] for number in numbers]
-    gpus = [_on_gpu(max_size, gpu, number)[:size] for number in numbers]
+    gpus = [torch.zeros(max_size, dtype=torch.uint8, device=f"cuda:{gpu}")[:size] for _ in numbers]
 
     def upload() -> None:
         gpus[0].copy_(hosts[0], non_blocking=True)
@@ -181,7 +178,7 @@ def _copier(spec: dict[str, Any]) -> Callable[[], None]:
     def download() -> None:
         hosts[-1].copy_(gpus[-1], non_blocking=True)
 
-    up, down = _streams(gpu)
+    up, down = torch.cuda.Stream(gpu), torch.cuda.Stream(gpu)
 
     def both() -> None:
         with torch.cuda.stream(up):
@@ -190,20 +187,6 @@ def _copier(spec: dict[str, Any]) -> Callable[[], None]:
             download()
 
     return {Direction.H2D: upload, Direction.D2H: download, Direction.BOTH: both}[Direction(spec["direction"])]
-
-
-@cache
-def _on_gpu(num_bytes: int, gpu: int, _number: int) -> torch.Tensor:
-    import torch
-
-    return torch.zeros(num_bytes, dtype=torch.uint8, device=f"cuda:{gpu}")
-
-
-@cache
-def _streams(gpu: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    import torch
-
-    return torch.cuda.Stream(gpu), torch.cuda.Stream(gpu)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def figures_of(
 ) -> dict[str, float]:
     """Return the known figures of a run in which each of these ranks has measured steps (times: CLOCK_MONOTONIC)."""
     slowest = slowest_of(ranks)
-    begin_s, end_s, window_s = slowest.begin_s, slowest.end_ns / 1e9, slowest.window_s
+    begin_s, window_s = (slowest.begin_ns or 0) / 1e9, slowest.window_s
+    end_s = begin_s + window_s
     steps_s = sorted(step / 1e9 for step in slowest.step_ns)
     last_first_step_s = max((rank.first_ns or 0) / 1e9 for rank in ranks)
     found: dict[str, float | None] = {
@@ -220,12 +221,6 @@ class VariantResult:
         return min((len(run.steps_s) for run in self.runs), default=0)
 
     @property
-    def samples_per_step(self) -> float | None:
-        """The median number of samples of all ranks in a step; None: unknown."""
-        known = [run.figures for run in self.runs if "samples_per_s" in run.figures]
-        return statistics.median(one["samples_per_s"] * one[STEP] for one in known) if known else None
-
-    @property
     def arm(self) -> Arm:
         """Its runs, to be compared with another variant's."""
         return Arm(
@@ -382,7 +377,11 @@ def _notes_on(
 
     # Differences between the variants' work.
     work = "the variants do not do the same work, because their {} differ ({})"
-    samples = {result.name: size for result in measured if (size := result.samples_per_step) is not None}
+    samples = {}  # of all ranks in a step
+    for result in measured:
+        known = [run.figures for run in result.runs if "samples_per_s" in run.figures]
+        if known:
+            samples[result.name] = statistics.median(one["samples_per_s"] * one[STEP] for one in known)
     if samples and max(samples.values()) <= min(samples.values()) * _SAME_SAMPLES:
         samples = {}  # by a batch here and there only
     differing = {

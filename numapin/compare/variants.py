@@ -61,11 +61,6 @@ class Script:
     num_ranks: int
     num_threads: int
 
-    @property
-    def tail(self) -> tuple[str, ...]:
-        """The words behind a launcher's options."""
-        return ("-m", *self.words) if self.is_module else self.words
-
 
 def parse_names(text: str) -> tuple[str, ...]:
     """Parse names of known variants, separated by commas; a name may come twice. Raises ValueError."""
@@ -119,11 +114,11 @@ def _split(text: str, *, option: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _launched(name: str, words: Sequence[str], variables: Mapping[str, str], script: Script) -> Variant:
-    number = ("--nproc-per-node", str(script.num_ranks))
-    rest = (*number, *words[1:], *script.tail)
+    number, module = ("--nproc-per-node", str(script.num_ranks)), ("-m",) if script.is_module else ()
+    rest = (*number, *words[1:], *module, *script.words)
     return Variant(
         name=name,
-        shown=_with(variables, (*(("numapin", "run") if words[0] == "numapin" else ("torchrun",)), *rest)),
+        shown=_with(variables, ("numapin", "run", *rest) if words[0] == "numapin" else ("torchrun", *rest)),
         command=(*_STARTS[words[0]], *rest),
         variables=variables,
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -31,36 +31,21 @@ class DoctorSeverity(StrEnum):
 
 
 class Result(NamedTuple):
-    """The outcome of a check, and the command that fixes a fault. `severity` None: no answer; `what` has the reason."""
+    """The outcome of a check, and the command that fixes it; errors and warnings have one.
+
+    `severity` None: no answer, and `what` has the reason.
+    """
 
     severity: DoctorSeverity | None
     what: str
     remedy: str | None = None
 
 
-def error(what: str, *, remedy: str) -> Result:
-    """Return an error and the command that fixes it."""
-    return Result(DoctorSeverity.ERROR, what, remedy)
-
-
-def warning(what: str, *, remedy: str) -> Result:
-    """Return a warning and the command that fixes it."""
-    return Result(DoctorSeverity.WARNING, what, remedy)
-
-
-def note(what: str, *, remedy: str | None = None) -> Result:
-    """Return a note, with a command if there is something to do."""
-    return Result(DoctorSeverity.NOTE, what, remedy)
-
-
-def ok(what: str) -> Result:
-    """Return that nothing is wrong."""
-    return Result(DoctorSeverity.OK, what)
-
-
-def unknown(what: str) -> Result:
-    """Return that there is no answer."""
-    return Result(None, what)
+error: Final = partial(Result, DoctorSeverity.ERROR)
+warning: Final = partial(Result, DoctorSeverity.WARNING)
+note: Final = partial(Result, DoctorSeverity.NOTE)
+ok: Final = partial(Result, DoctorSeverity.OK)
+unknown: Final = partial(Result, None)  # there is no answer
 
 
 class GpuUser(NamedTuple):

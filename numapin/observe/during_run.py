@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import is_special, is_writable, write_text_to
@@ -87,8 +88,6 @@ class _RunWatch(threading.Thread):
         self._problem = "no rank had started"
         self._unwritten: NumapinError | None = None
         self._empty = VerifyReport(run=run_dir.name, ranks=())
-        self._unseen: tuple[dict[str, object], ...] = ()  # the ranks of a run that ended before they were looked at
-        self._outcome: Mapping[str, object] = {}
 
     def run(self) -> None:
         """Wait for the ranks, look, and look again, until the end."""
@@ -106,29 +105,28 @@ class _RunWatch(threading.Thread):
 
         Returns the error of the last attempt to write the report, None if it was written or none was requested.
         """
+        added: dict[str, object] = {}
         self._end.set()
         self.join(timeout=_JOIN_S)  # a read of /proc can block for as long as a rank hangs in the kernel
         if self.is_alive():
             self._problem = f"reading its ranks did not end within {_JOIN_S:g} s"
         elif self._last is None:
-            earlier = self._problem
-            self._job()
-            if self._has_tried:
-                self._problem = earlier
-            with suppress(*_PROBLEMS):  # which `_job` has noted
+            if not self._has_tried:
+                self._job()
+            with suppress(*_PROBLEMS):  # the ranks of a run that ended before they were looked at
                 job = read_run(self._run_dir)
-                self._unseen = tuple(
+                added["ranks"] = [
                     unobserved(rank, job.pids.get(rank.local_rank), job.applied.get(rank.local_rank))
                     for rank in job.plan.ranks
-                )
+                ]
         if self._last is None:
             self._what.warn(f"the run was not verified: {self._problem}")
         elif self._looks > 1:  # the first look was reported when it was made
             report, made_s = self._last
             self._what.tell(report, time.monotonic() - made_s)
-        if outcome or self._unseen:
-            self._outcome = outcome or {}
-            self._write(self._last[0] if self._last else self._empty)
+        added.update(outcome or {})
+        if added:
+            self._write(self._last[0] if self._last else self._empty, added)
         return self._unwritten
 
     def _job(self) -> RunningJob | None:
@@ -174,16 +172,14 @@ class _RunWatch(threading.Thread):
         self._write(report)
         return _AGAIN_S
 
-    def _write(self, report: VerifyReport) -> None:
+    def _write(self, report: VerifyReport, added: Mapping[str, object] = MappingProxyType({})) -> None:
         """Write the report file, if one was requested. A pipe or a device gets reports of ranks only."""
         path = self._what.report
-        says_something = bool(report.ranks or self._unseen or self._outcome)
-        if path is None or (not says_something and is_special(str(path))):
+        if path is None or (not report.ranks and not added and is_special(str(path))):
             return
-        ranks = {} if report.ranks else {"ranks": [*self._unseen]}
         launcher = {"launcher": {**self._what.launcher}} if self._what.launcher else {}
         try:
-            text = encode(report.to_json() | ranks | launcher | dict(self._outcome)) + "\n"
+            text = encode(report.to_json() | launcher | dict(added)) + "\n"
             write_text_to(str(path), text, remedy=_ANOTHER_FILE, patience_s=_PATIENCE_S)
         except NumapinError as error:
             self._unwritten = error

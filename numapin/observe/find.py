@@ -209,12 +209,10 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     # A child that inherited its rank's LOCAL_RANK is no rank, even if it computes on another GPU by mistake.
     under = {each.pid: set(proc.descendants(each.pid, children)) for each in targets}
     numbers_of = {each.pid: local_rank(each.environ or {}) for each in targets}
-
-    def is_child(pid: int, of: int) -> bool:
-        is_below = pid in under[of] and of not in under[pid]
-        return is_below and numbers_of[pid] is not None and numbers_of[pid] == numbers_of[of]
-
-    targets = [each for each in targets if not any(is_child(each.pid, other.pid) for other in targets)]
+    for pid, number in numbers_of.items():
+        above = {other for other in under if pid in under[other] and other not in under[pid]}
+        if number is not None and any(numbers_of[other] == number for other in above):
+            targets = [each for each in targets if each.pid != pid]
     ranks, environs = [each.pid for each in targets], [_environment(each) for each in targets]
 
     # All must be of one job: an active run, or one address at which its ranks meet.
@@ -231,7 +229,7 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
 
     # Ranks of no run have the plan that numapin would make for the GPUs that they use, or else see.
     numbers, num_ranks = numbered(environs)
-    known = {number: each.known.gpu.index for number, each in zip(numbers, targets, strict=True) if each.known.gpu}
+    known = {number: each.gpu.index for number, each in zip(numbers, targets, strict=True) if each.gpu}
     if len({tuple(map(environ.get, hiding)) for environ in environs}) > 1:  # as srun with one GPU a task sets them
         for number, environ in zip(numbers, environs, strict=True):
             first = first_visible(topology.gpus, environ)
@@ -295,19 +293,13 @@ def _environment(each: Candidate) -> Mapping[str, str]:
 # --- the processes that stand for ranks, and the GPU of each ----------------------------------------------------------
 
 
-class KnownGpu(NamedTuple):
-    """A process's GPU and how it is known. `gpu` None: unknown, and `source` has the reason."""
-
-    gpu: Gpu | None
-    source: str
-
-
 class Candidate(NamedTuple):
-    """A process that stands for a rank, the environment that it started with (None: unreadable), and its GPU."""
+    """A process that stands for a rank, and its GPU. None: unreadable, unknown."""
 
     pid: int
-    environ: Mapping[str, str] | None
-    known: KnownGpu
+    environ: Mapping[str, str] | None  # that it started with
+    gpu: Gpu | None
+    gpu_source: str  # how its GPU is known, or why it is not
 
 
 def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int, list[int]]) -> list[Candidate]:
@@ -329,7 +321,7 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
 
     def candidate(pid: int) -> Candidate:
         environ = environ_of(pid)
-        return Candidate(pid, environ, gpu_of(topology, environ or {}, computing.get(pid, ())))
+        return Candidate(pid, environ, *gpu_of(topology, environ or {}, computing.get(pid, ())))
 
     def is_target(pid: int) -> bool:
         if rank_of(pid) is not None:
@@ -358,15 +350,15 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
             continue  # it belongs to another one that was given, too
         found[pid] = candidate(pid)
         for other in map(candidate, filter(computing.__contains__, below)):
-            if other.known.gpu not in (None, found[pid].known.gpu):
+            if other.gpu not in (None, found[pid].gpu):
                 found[other.pid] = other
     return list(found.values())
 
 
 def gpu_of(  # noqa: PLR0911 - one return per way to know
     topology: Topology, environ: Mapping[str, str], uuids: Sequence[str]
-) -> KnownGpu:
-    """Return the GPU of a process; `uuids` are those of the GPUs on which the driver sees it compute.
+) -> tuple[Gpu | None, str]:
+    """Return a process's GPU and how it is known, or None and why not; the driver sees it compute on `uuids`.
 
     1. The GPU on which the driver sees it compute. Of several, the one that its LOCAL_RANK names.
     2. The GPU that LOCAL_RANK names among those that CUDA_VISIBLE_DEVICES (AMD, Intel: their variables) shows.
@@ -380,18 +372,18 @@ def gpu_of(  # noqa: PLR0911 - one return per way to know
     if computing:
         if named not in computing and len(computing) > 1:
             names = listed("GPU", [gpu.index for gpu in computing])
-            return KnownGpu(None, f"it computes on {names}, and no LOCAL_RANK says which is its own")
-        return KnownGpu(named if named in computing else computing[0], "the driver sees it compute there")
+            return None, f"it computes on {names}, and no LOCAL_RANK says which is its own"
+        return named if named in computing else computing[0], "the driver sees it compute there"
     if named is not None:
-        return KnownGpu(named, f"LOCAL_RANK={environ['LOCAL_RANK']}{shown}")
+        return named, f"LOCAL_RANK={environ['LOCAL_RANK']}{shown}"
     if not topology.has_usable_gpu:
-        return KnownGpu(None, "this host has no GPU")
+        return None, "this host has no GPU"
     if len(visible) == 1:
-        return KnownGpu(visible[0], f"the only GPU that it sees{shown}")
+        return visible[0], f"the only GPU that it sees{shown}"
     if not visible:
-        return KnownGpu(None, f"it sees no GPU{shown}, or CUDA's order is unknown")
+        return None, f"it sees no GPU{shown}, or CUDA's order is unknown"
     names = listed("GPU", [gpu.index for gpu in visible])
-    return KnownGpu(None, f"it computes on none yet, has no LOCAL_RANK, and sees {names}{shown}")
+    return None, f"it computes on none yet, has no LOCAL_RANK, and sees {names}{shown}"
 
 
 def visible_gpus(topology: Topology, environ: Mapping[str, str]) -> list[Gpu]:

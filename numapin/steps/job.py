@@ -235,7 +235,9 @@ class JobReadings:
         ticks = sum(processes[pid].cpu_ticks for pid in tree)
         now_s, per_second = time.monotonic(), os.sysconf("SC_CLK_TCK")
         self.cpu_s.append((now_s, ticks / per_second))
-        self.host_cpu_s.append((now_s, _host_ticks() / per_second))
+        # user, nice, system, idle, iowait, irq, softirq since boot (proc_stat(5))
+        host_ticks = [*map(int, proc.read("/proc/stat").split(maxsplit=8)[1:8])]
+        self.host_cpu_s.append((now_s, (sum(host_ticks) - sum(host_ticks[3:5])) / per_second))
 
     def left(self) -> list[int]:
         """Return the processes of the job that are still running, also those whose parent has ended."""
@@ -246,12 +248,6 @@ class JobReadings:
 def marked(variable: str, mark: str) -> list[int]:
     """Return the processes that have this value of an environment variable, also those whose parent has ended."""
     return [pid for pid, _ in proc.processes() if (proc.environment_of(pid) or {}).get(variable) == mark]
-
-
-def _host_ticks() -> int:
-    """Return the CPU time of all programs on the host since boot: user, nice, system, irq, softirq (proc_stat(5))."""
-    user, nice, system, _idle, _iowait, irq, softirq = proc.read("/proc/stat").split(maxsplit=8)[1:8]
-    return sum(map(int, (user, nice, system, irq, softirq)))
 
 
 def between(readings: Sequence[tuple[float, float]], at_s: float) -> float | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.base.files import opened, replace_at
+from numapin.base.files import open_file, opened, replace_at
 from numapin.base.records import read_record, to_json
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
@@ -111,7 +111,8 @@ def claim_file(settings: StepSettings, place: Place) -> Path:
             fcntl.flock(folder, fcntl.LOCK_EX)  # else two processes could take over one file
         with suppress(MachineFileError, OSError):  # there is no file, or its first record is about to be written
             other = read_record(RankSteps, path.read_text("utf-8"), source=path.name, hint="", schema=SCHEMA)
-            if not other.is_final and not proc.is_running(other.pid):
+            is_training = other.unit is StepUnit.OPTIMIZER_STEP and (other.has_steps or other.num_traced > 0)
+            if not (other.phase is Phase.DONE or is_training or proc.is_running(other.pid)):
                 path.unlink()
         path.touch(exist_ok=False)
     finally:
@@ -119,6 +120,18 @@ def claim_file(settings: StepSettings, place: Place) -> Path:
             fcntl.flock(folder, fcntl.LOCK_UN)  # a child that was forked meanwhile keeps the descriptor
         os.close(folder)
     return path
+
+
+def write_record(path: Path, record: RankSteps) -> None:
+    """Replace a rank's record; on a full disk, write into its existing block. Raises OSError."""
+    text = encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n"
+    with opened(str(path.parent)) as folder:
+        try:
+            replace_at(folder, path.name, text)
+        except OSError:
+            with os.fdopen(open_file(folder, path.name, os.O_RDWR), "r+", encoding="utf-8") as file:
+                file.write(text)
+                file.truncate()
 
 
 @dataclass(slots=True)
@@ -256,8 +269,7 @@ class StepMeter(recorder.StepListener):
                 num_batches=num_batches,
                 num_samples=num_samples,
             )
-        with opened(str(self.path.parent)) as folder:
-            replace_at(folder, self.path.name, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")
+        write_record(self.path, record)
 
     def at_exit(self) -> None:
         """Write what was measured if the script ends before the last step."""

@@ -68,51 +68,28 @@ class StepUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSteps:
-    """The measured steps of one rank, and what happened during them. None: unknown.
-
-    Attributes:
-        rank: The global rank.
-        local_rank: The rank on this host.
-        num_ranks: The number of ranks of the job.
-        num_local_ranks: The number of them on this host; 0: unknown.
-        restart: How often the launcher has restarted the ranks.
-        pid: The process that steps.
-        phase: How far the rank is.
-        unit: What counts as a step.
-        num_seen: The number of all steps until now.
-        num_skipped: The number of steps before the window.
-        num_ahead: The most batches that a DataLoader of the loop fetches ahead; 0 without workers.
-        first_ns: The end of the first step.
-        begin_ns: The begin of the window.
-        step_ns: The time of each step in the window.
-        waited_ns: The time that the loop was inside `next()` of a DataLoader during the window.
-        num_batches: The number of batches that it took then.
-        num_samples: The number of samples in them, by the loader's batch size.
-        trace: The file with the trace, beside the record.
-        num_traced: The number of whole steps in it.
-        reason: Why the trace has fewer steps than were asked for, or why there is no trace.
-    """
+    """The measured steps of one rank, and what happened during them. None: unknown."""
 
     rank: int
     local_rank: int
     num_ranks: int
-    restart: int
+    restart: int  # how often the launcher has restarted the ranks
     pid: int
     phase: Phase
     unit: StepUnit
-    num_seen: int
-    num_skipped: int = 0
-    num_ahead: int = 0
-    first_ns: int | None = None
-    begin_ns: int | None = None
-    step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)] = ()
-    waited_ns: int = 0
-    num_batches: int = 0
-    num_samples: int | None = None
-    num_local_ranks: int = 0
-    trace: str | None = None
-    num_traced: int = 0
-    reason: str = ""
+    num_seen: int  # steps until now
+    num_skipped: int = 0  # steps before the window
+    num_ahead: int = 0  # the most batches that a DataLoader of the loop fetches ahead; 0 without workers
+    first_ns: int | None = None  # the end of the first step
+    begin_ns: int | None = None  # the begin of the window
+    step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)] = ()  # the time of each step in the window
+    waited_ns: int = 0  # the time that the loop was inside `next()` of a DataLoader during the window
+    num_batches: int = 0  # that it took then
+    num_samples: int | None = None  # in them, by the loader's batch size
+    num_local_ranks: int = 0  # on this host; 0: unknown
+    trace: str | None = None  # the file with the trace, beside the record
+    num_traced: int = 0  # whole steps in the trace
+    reason: str = ""  # why the trace has fewer steps than were asked for, or why there is none
 
     @property
     def has_steps(self) -> bool:
@@ -120,22 +97,6 @@ class RankSteps:
         return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) >= FEWEST_STEPS
 
     @property
-    def is_final(self) -> bool:
-        """Return whether it stays although its process has ended: all steps of a rank, or some of a training."""
-        is_training = self.unit is StepUnit.OPTIMIZER_STEP and (self.has_steps or self.num_traced > 0)
-        return self.phase is Phase.DONE or is_training
-
-    @property
     def window_s(self) -> float:
         """The length of the window."""
         return sum(self.step_ns) / 1e9
-
-    @property
-    def begin_s(self) -> float:
-        """The begin of the window."""
-        return (self.begin_ns or 0) / 1e9
-
-    @property
-    def end_ns(self) -> int:
-        """The end of the last step of the window."""
-        return (self.begin_ns or 0) + sum(self.step_ns)

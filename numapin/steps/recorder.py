@@ -88,6 +88,7 @@ class _Attached:
     """The state of the recorder in this process."""
 
     modules: Final[set[str]] = set()
+    timed: Final[set[type]] = set()  # the classes of iterators whose `next()` is timed
     makes_optimizers: bool = False
     within: Final = threading.local()  # has `next` while this thread is in `next()`
 
@@ -101,11 +102,11 @@ def attach(module: ModuleType) -> None:
     _Attached.modules.add(module.__name__)
     if hasattr(module, "register_optimizer_step_post_hook"):
         module.register_optimizer_step_post_hook(_count_step)
-        module.Optimizer.__init__ = _noting_optimizers(module.Optimizer.__init__)
+        module.Optimizer.__init__ = _noting(module.Optimizer.__init__, _note_optimizer)
         return
     try:
         base = module._BaseDataLoaderIter  # torch has no hooks there
-        base.__init__ = _timing_its_class(base.__init__)
+        base.__init__ = _noting(base.__init__, _time_class)
     except AttributeError as error:
         say(f"warning: batches are not counted: this version of torch has different internals: {error}")
 
@@ -125,15 +126,21 @@ def _count_step(optimizer: object, *_: object) -> None:
         recording.pass_on(lambda listener: listener.optimizer_step(optimizer), begins=True)
 
 
-def _noting_optimizers(make: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Return the constructor, which also notes that the program trains: its batches are not its steps."""
+def _noting(make: Callable[_P, _T], note: Callable[[Any], None]) -> Callable[_P, _T]:
+    """Return the constructor, which also notes the object that it made."""
 
     @wraps(make)
     def __init__(*arguments: _P.args, **named: _P.kwargs) -> _T:  # replaces the constructor
-        _Attached.makes_optimizers = True
-        return make(*arguments, **named)
+        made = make(*arguments, **named)
+        note(arguments[0])
+        return made
 
     return __init__
+
+
+def _note_optimizer(_: object) -> None:
+    """Note that the program trains: its batches are not its steps."""
+    _Attached.makes_optimizers = True
 
 
 def makes_optimizers() -> bool:
@@ -141,23 +148,12 @@ def makes_optimizers() -> bool:
     return _Attached.makes_optimizers
 
 
-def _timing_its_class(make: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Return the constructor of an iterator, which also lets `next()` of its class be timed.
-
-    numapin's and torchdata's iterators have their own `__next__`, so that the base's is not enough.
-    """
-    timed: set[type] = set()
-
-    @wraps(make)
-    def __init__(*arguments: _P.args, **named: _P.kwargs) -> _T:  # replaces the constructor
-        made = make(*arguments, **named)
-        cls = type(arguments[0])
-        if cls not in timed:
-            timed.add(cls)
-            cls.__next__ = _recorded(cls.__next__)  # type: ignore[attr-defined]
-        return made
-
-    return __init__
+def _time_class(iterator: Any) -> None:  # noqa: ANN401 - of any class
+    """Time `next()` of an iterator's class: numapin's and torchdata's have their own, so the base's is not enough."""
+    cls = type(iterator)
+    if cls not in _Attached.timed:
+        _Attached.timed.add(cls)
+        cls.__next__ = _recorded(cls.__next__)
 
 
 def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
@@ -189,8 +185,11 @@ def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
             waited_ns = now_ns - began_ns
             for recording in current:
                 recording.pass_on(lambda listener: listener.leave_loader(num_workers, waited_ns, is_over=is_over))
-        if not getattr(iterator, "publishes_steps", False):
-            _publish(iterator, waited_ns, now_ns)
+        if not getattr(iterator, "publishes_steps", False):  # from batch to batch; an epoch's first one ends no step
+            last_ns = getattr(iterator, "_numapin_last_ns", None)
+            iterator._numapin_last_ns = now_ns
+            if last_ns is not None and getattr(iterator, "_num_yielded", 0) != 1:
+                totals_of(os.getpid()).add(waited_s=waited_ns / 1e9, stepped_s=(now_ns - last_ns) / 1e9)
         if current:
             is_batched = getattr(iterator, "_auto_collation", False)
             size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None) if is_batched else None
@@ -201,11 +200,3 @@ def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
         return batch
 
     return __next__
-
-
-def _publish(iterator: Any, waited_ns: int, now_ns: int) -> None:  # noqa: ANN401 - of any class
-    """Publish a step of this loader's loop, from batch to batch. The first batch of an epoch ends none."""
-    last_ns = getattr(iterator, "_numapin_last_ns", None)
-    iterator._numapin_last_ns = now_ns
-    if last_ns is not None and getattr(iterator, "_num_yielded", 0) != 1:
-        totals_of(os.getpid()).add(waited_s=waited_ns / 1e9, stepped_s=(now_ns - last_ns) / 1e9)

@@ -24,19 +24,12 @@ _LAYOUT: Final = struct.Struct("=ddQQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """The totals of a process since it started.
+    """The totals of a process since it started."""
 
-    Attributes:
-        waited_s: The part of `stepped_s` inside next().
-        stepped_s: The time from batch to batch.
-        num_steps: The number of steps.
-        num_bytes: The bytes of slot memory that the batches needed.
-    """
-
-    waited_s: float
-    stepped_s: float
+    waited_s: float  # inside next()
+    stepped_s: float  # from batch to batch
     num_steps: int = 0
-    num_bytes: int = 0
+    num_bytes: int = 0  # of slot memory that the batches needed
 
 
 class Totals:

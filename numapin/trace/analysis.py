@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numapin.trace.records import Copy, Kernel, LoaderUse, Span, Trace
+    from numapin.trace.records import Copy, Kernel, Span, Trace
 
 COMMUNICATION: Final = "communication"
 PARTS: Final = ("compute", COMMUNICATION, "copy", "pin", "epoch", "wait", "other")
@@ -30,11 +30,11 @@ PARTS: Final = ("compute", COMMUNICATION, "copy", "pin", "epoch", "wait", "other
 Intervals: TypeAlias = tuple[tuple[float, float], ...]
 
 
-def union(pairs: Iterable[tuple[float, float]], *, gap: float = 0.0) -> Intervals:
-    """Return the moments in any of the pairs; merge intervals at most `gap` apart. Empty pairs are skipped."""
+def union(pairs: Iterable[tuple[float, float]]) -> Intervals:
+    """Return the moments in any of the pairs. Empty pairs are skipped."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(pair for pair in pairs if pair[0] < pair[1]):
-        if merged and start <= merged[-1][1] + gap:
+        if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((start, end))
@@ -150,18 +150,6 @@ class Analysis:
     groups: tuple[Group, ...]
     other: Intervals
     epoch_starts: tuple[EpochStart, ...]
-
-    @property
-    def num_epochs(self) -> int:
-        """The number of epochs that began within the steps."""
-        return len(self.epoch_starts)
-
-    @property
-    def slowest_loader(self) -> LoaderUse | None:
-        """The loader whose epoch began most slowly; None if no epoch began, or its loader is unknown."""
-        slowest = max(self.epoch_starts, key=attrgetter("time_us"), default=None)
-        loaders, number = self.trace.noted.loaders, slowest.loader if slowest else None
-        return None if number is None or not 0 <= number < len(loaders) else loaders[number]
 
     @property
     def window_us(self) -> float:

@@ -153,36 +153,35 @@ def _copies(analysis: Analysis) -> Iterator[TraceFinding]:
     ahead = 'copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does'
     if noted.loader is not None and noted.loader.delivers_on_gpu:
         ahead = "prefetch the script's own copies by one step, on a separate stream"
-    kinds = {
-        "pageable copies": [group for group in to_gpu if group.source == "Pageable"],
-        "pinned, but blocking": [group for group in pinned if group.num_blocking],
-        "asynchronous, but not overlapped": [group for group in pinned if not group.num_blocking],  # issued too late
-        "copies to the host": [group for group in analysis.groups if group.direction == DEVICE_TO_HOST],
-    }
-    remedies = {
-        "pageable copies": _pageable_remedy(noted),
-        "pinned, but blocking": "use .to(device, non_blocking=True)",
-        "asynchronous, but not overlapped": ahead,
-        "copies to the host": "copy less often (.item(), .cpu(), logging, checkpoints), or into pinned memory with "
-        "non_blocking=True",
-    }
-    for what, groups in kinds.items():
+    pageable = [group for group in to_gpu if group.source == "Pageable"]
+    blocking = [group for group in pinned if group.num_blocking]
+    late = [group for group in pinned if not group.num_blocking]
+    to_host = [group for group in analysis.groups if group.direction == DEVICE_TO_HOST]
+    less = "copy less often (.item(), .cpu(), logging, checkpoints), or into pinned memory with non_blocking=True"
+    kinds = (
+        ("pageable copies", pageable, _pageable_remedy(noted), "the driver stages each copy and blocks the host"),
+        (
+            "pinned, but blocking",
+            blocking,
+            "use .to(device, non_blocking=True)",
+            "the host waited for each copy to finish",
+        ),
+        ("asynchronous, but not overlapped", late, ahead, ""),
+        ("copies to the host", to_host, less, ""),
+    )
+    for what, groups, remedy, seen in kinds:
         exposed_us = sum(group.exposed_us for group in groups)  # of copies that overlap each other it may exceed all
         costs = min(exposed_us / analysis.window_us, 1.0) if analysis.window_us else 0.0
         busy_us = sum(group.busy_us for group in groups)
         overlapped = sum(group.overlapped_us for group in groups) / busy_us if busy_us else 1.0
-        is_hidden = what == "asynchronous, but not overlapped" and overlapped >= _OVERLAPPED
-        if costs < FLOOR or is_hidden:
+        if costs < FLOOR or (groups is late and overlapped >= _OVERLAPPED):
             continue
-        which = "to the host" if what == "copies to the host" else f"from {(groups[0].source or '').lower()} memory"
-        seen = {
-            "pageable copies": "the driver stages each copy and blocks the host",
-            "pinned, but blocking": "the host waited for each copy to finish",
-        }.get(what, f"kernels ran during {overlapped:.0%} of that time")
-        same_stream = what == "asynchronous, but not overlapped" and any(group.same_stream for group in groups)
+        which = "to the host" if groups is to_host else f"from {(groups[0].source or '').lower()} memory"
+        same_stream = groups is late and any(group.same_stream for group in groups)
         stream = " on the stream of the kernels" if same_stream else ""
-        evidence = f"{_described(analysis, groups, which)}{stream}: {seen}"
-        yield TraceFinding(what=what, costs=costs, evidence=evidence, remedy=remedies[what], part="copy")
+        shown = seen or f"kernels ran during {overlapped:.0%} of that time"
+        evidence = f"{_described(analysis, groups, which)}{stream}: {shown}"
+        yield TraceFinding(what=what, costs=costs, evidence=evidence, remedy=remedy, part="copy")
 
 
 def _described(analysis: Analysis, groups: Sequence[Group], which: str) -> str:
@@ -235,15 +234,16 @@ def _loading(analysis: Analysis) -> Iterator[TraceFinding]:
             remedy=_waiting_remedy(analysis),
         )
     if _epoch_costs(analysis) >= FLOOR:
-        each = f"{analysis.parts_us['epoch'] / max(analysis.num_epochs, 1) / 1000:.1f} ms"
+        num_epochs = len(analysis.epoch_starts)
+        each = f"{analysis.parts_us['epoch'] / max(num_epochs, 1) / 1000:.1f} ms"
         began = (
-            f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting the next, to "
+            f"{num_epochs} of the traced steps began an epoch; ending the last one and starting the next, to "
             f"its first batch, took {each}"
         )
         yield TraceFinding(
             what="start of an epoch",
             costs=_epoch_costs(analysis),
-            evidence=began if analysis.num_epochs else f"an epoch ended, and ending its workers took {each}",
+            evidence=began if num_epochs else f"an epoch ended, and ending its workers took {each}",
             remedy=_epoch_remedy(analysis),
         )
     if analysis.share("pin") >= FLOOR:
@@ -329,8 +329,10 @@ def _epoch_costs(analysis: Analysis) -> float:
 
 
 def _epoch_remedy(analysis: Analysis) -> str:
-    loader, which = analysis.slowest_loader, ""
-    if loader is not None and len(analysis.trace.noted.loaders) > 1:
+    slowest = max(analysis.epoch_starts, key=attrgetter("time_us"), default=None)
+    loaders, number = analysis.trace.noted.loaders, slowest.loader if slowest else None
+    loader, which = None if number is None or not 0 <= number < len(loaders) else loaders[number], ""
+    if loader is not None and len(loaders) > 1:
         batches = "no length" if loader.num_batches is None else counted(loader.num_batches, "batch")
         which = f" of the loader with {batches} and {counted(loader.num_workers, 'worker')}"
     if loader is not None and loader.is_persistent:
@@ -424,7 +426,7 @@ def place_within(analysis: Analysis, window: Intervals) -> CodePlace | None:
         own=own,
         inside="" if own == innermost else innermost,
         share=count / len(samples),
-        slept=sum(one.is_running is False for one in there) / len(there),
+        slept=sum(not one.is_running for one in there) / len(there),
     )
 
 

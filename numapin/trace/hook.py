@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -38,16 +37,9 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
 _MOST_LOADS: Final = 10_000  # the last ones of a worker; its file stays at 600 kB, even in a job of weeks
 _LOAD_BYTES: Final = 60  # a line: a process id, two times in ns since 1970, and what was done to images
-
-
-class _Script:
-    """The script's own profiler, and the notes on the script."""
-
-    profiles_itself: bool = False
-    notes: Final = Notes()
+_notes: Final = Notes()
 
 
 def attach(module: ModuleType) -> None:
@@ -58,13 +50,9 @@ def attach(module: ModuleType) -> None:
     if _recording not in recorder.recordings:
         recorder.recordings.append(_recording)
     if hasattr(module, "emit_nvtx"):
-        for cls, begin in (
-            (module.profile, "_prepare_trace"),
-            (module.emit_itt, "__enter__"),
-            (module.emit_nvtx, "__enter__"),
-        ):
-            _wrap(cls, begin, _yield_to_script)
-            _wrap(cls, "__exit__", _resume_after_script)
+        _yield_to_script(module.profile, "_prepare_trace")
+        _yield_to_script(module.emit_itt, "__enter__")
+        _yield_to_script(module.emit_nvtx, "__enter__")
         return
     recorder.attach(module)
     if hasattr(module, "register_optimizer_step_post_hook"):
@@ -74,15 +62,10 @@ def attach(module: ModuleType) -> None:
         loads = _Loads(settings)
         module.DataLoader.__iter__ = _noting_epochs(module.DataLoader.__iter__)
         for cls in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            _wrap(cls, "fetch", partial(_timed, record=loads.record))
-        _wrap(pinning, "pin_memory", partial(_timed, record=_record_pin))
+            cls.fetch = _timed(cls.fetch, record=loads.record)
+        pinning.pin_memory = _timed(pinning.pin_memory, record=_record_pin)
     except AttributeError as error:
         say(f"warning: the making of batches is not traced: this version of torch has different internals: {error}")
-
-
-def _wrap(owner: object, name: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
-    """Replace a function of a module, or a method of a class."""
-    setattr(owner, name, wrap(getattr(owner, name)))
 
 
 def _begin() -> Tracer | None:
@@ -100,17 +83,12 @@ def _begin() -> Tracer | None:
         say(f"process {os.getpid()} of rank {place.rank} is not traced: {error.filename}: {error.strerror}")
         return None
 
-    def require_no_other() -> None:
-        if _Script.profiles_itself:
-            raise RuntimeError(_PROFILES_ITSELF)
-
     tracer = Tracer(
         settings=settings,
         place=place,
         claim=claim,
         check=lambda: _recording.pass_on(Tracer.end_if_overdue),
-        require_no_other=require_no_other,
-        notes=_Script.notes,
+        notes=_notes,
     )
     tracer.record(trace=None, num_steps=0, reason="the process was killed, or is still running")
     atexit.register(tracer.at_exit)
@@ -128,30 +106,26 @@ def _give_up(tracer: StepListener | None, error: Exception) -> None:
 _recording: Final = recorder.Recording(_begin, _give_up)
 
 
-def _yield_to_script(begin: Callable[_P, _T]) -> Callable[_P, _T]:
-    """End our trace before the script's own begins: torch raises or crashes with two at once."""
+def _yield_to_script(profiler: Any, begin: str) -> None:  # noqa: ANN401 - a class of torch
+    """End our trace before one of the script's own profilers begins: torch raises or crashes with two at once."""
+    own_begin, own_end = getattr(profiler, begin), profiler.__exit__
 
-    def begins(*arguments: _P.args, **named: _P.kwargs) -> _T:
+    def begins(*arguments: object, **named: object) -> object:
         with _recording.lock:
             if not _recording.is_acting:  # else it is our own
-                _Script.profiles_itself = True
-                _recording.pass_on(lambda tracer: tracer.yield_to_script(_PROFILES_ITSELF))
-        return begin(*arguments, **named)
+                _notes.profiles_itself = True
+                _recording.pass_on(Tracer.yield_to_script)
+        return own_begin(*arguments, **named)
 
-    return begins
-
-
-def _resume_after_script(end: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Note when the script's own profiler has ended."""
-
-    def ends(*arguments: _P.args, **named: _P.kwargs) -> _T:
+    def ends(*arguments: object, **named: object) -> object:
         try:
-            return end(*arguments, **named)
+            return own_end(*arguments, **named)
         finally:
             if not _recording.is_acting:
-                _Script.profiles_itself = False
+                _notes.profiles_itself = False
 
-    return ends
+    setattr(profiler, begin, begins)
+    profiler.__exit__ = ends
 
 
 def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[DataLoader[Any]], object]:
@@ -166,7 +140,7 @@ def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[Da
             _recording.pass_on(lambda tracer: tracer.leave_loader(num_workers, 0, is_over=False))
         if not _recording.closed:
             try:
-                _Script.notes.iterated(self, iterator, start_ns, time.time_ns())
+                _notes.iterated(self, iterator, start_ns, time.time_ns())
             except Exception as error:  # reported; the script continues
                 say(f"warning: an epoch is not noted: {error}")
         return iterator

@@ -101,7 +101,7 @@ def read_trace(content: object, *, source: str) -> Trace:
     raw = top.get("traceEvents")
     if not isinstance(raw, list):
         raise UsageError(f"{source}: not a Chrome trace: it has no list traceEvents", _REMEDY)
-    events = sorted(_complete_events(raw), key=_start)
+    events = sorted(_complete_events(raw), key=attrgetter("span.start"))
     if not events:
         raise UsageError(f"{source}: none of its {len(raw)} events has a start and a duration", _REMEDY)
     metadata = top.get("numapin")
@@ -111,7 +111,7 @@ def read_trace(content: object, *, source: str) -> Trace:
     for event in events:
         by_kind[event.kind].append(event)
     # The GPU's own annotations are neither.
-    host = sorted((*by_kind["range"], *by_kind["operator"]), key=_start)
+    host = sorted((*by_kind["range"], *by_kind["operator"]), key=attrgetter("span.start"))
 
     # From here on all times count from the start of the first step.
     steps, step_unit = _steps(events, host, metadata)
@@ -125,7 +125,6 @@ def read_trace(content: object, *, source: str) -> Trace:
     operators, calls = by_kind["operator"], by_kind["call"]
     on_gpu = bool(by_kind["kernel"] or by_kind["copy"])
     waits = _named(host, _LOADER)
-    loop_pins = tuple(event.span for event in operators if event.name in _PINNING)
     computing = [event.span for event in operators if not event.name.startswith(_NOT_COMPUTE)]
 
     # What the trace does not say.
@@ -150,8 +149,7 @@ def read_trace(content: object, *, source: str) -> Trace:
         steps=steps,
         waits=waits,
         loads=timed_spans(metadata.get("loads"), "load", zero_ns),
-        pins=(*loop_pins, *timed_spans(metadata.get("pins"), "pin", zero_ns)),
-        loop_pins=loop_pins,
+        loop_pins=tuple(event.span for event in operators if event.name in _PINNING),
         copies=tuple(_copies(by_kind["copy"], calls, operators)),
         kernels=tuple(
             Kernel(
@@ -169,10 +167,6 @@ def read_trace(content: object, *, source: str) -> Trace:
         noted=read_noted(metadata.get("noted"), zero_ns),
         notes=tuple(notes),
     )
-
-
-def _start(event: _Event) -> float:
-    return event.span.start
 
 
 def _complete_events(raw: list[object]) -> Iterator[_Event]:
@@ -203,7 +197,7 @@ def _steps(events: Sequence[_Event], host: Sequence[_Event], metadata: dict[str,
     if len(moments) < 2:
         moments, unit = [wait.start for wait in _named(host, _LOADER)], "batch"
     if len(moments) < 2:
-        moments, unit = [_start(events[0]), max(event.span.end for event in events)], "whole trace"
+        moments, unit = [events[0].span.start, max(event.span.end for event in events)], "whole trace"
     pairs = enumerate(pairwise(moments))
     return tuple(Span(start=start, end=end, name=f"{unit} {i}") for i, (start, end) in pairs), unit
 

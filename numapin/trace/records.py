@@ -117,13 +117,13 @@ class LoaderUse:
 class StackSample:
     """The place of the loop's thread at one moment: in the script's own code, and innermost.
 
-    `is_running` is false if the thread slept or waited; None if that is unknown.
+    `is_running` is false if the thread slept or waited.
     """
 
     at: float
     own: str
     innermost: str
-    is_running: bool | None
+    is_running: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +169,10 @@ class ScriptNotes:
 class Trace:
     """One rank's traced steps. `restart` counts its restarts from 0.
 
-    `waits` are the loop's calls of `next()` on a DataLoader. `loads` are the batches being made, in whichever process,
-    and `pins` the batches being pinned; `loop_pins` are those that the loop's own thread pinned. `operators` ran on the
-    CPU, and `exchanges` are collective operations there. `same_shapes` is true if all steps multiply and convolve
-    tensors of the same shapes, None if the trace has no shapes. `noted` is what the hook saw of the script. `notes` say
-    what the trace does not.
+    `waits` are the loop's calls of `next()` on a DataLoader. `loads` are the batches being made, in whichever process;
+    `loop_pins` are those that the loop's own thread pinned. `operators` ran on the CPU, and `exchanges` are collective
+    operations there. `same_shapes` is true if all steps multiply and convolve tensors of the same shapes, None if the
+    trace has no shapes. `noted` is what the hook saw of the script. `notes` say what the trace does not.
     """
 
     source: str
@@ -183,7 +182,6 @@ class Trace:
     steps: tuple[Span, ...]
     waits: tuple[Span, ...]
     loads: tuple[Span, ...]
-    pins: tuple[Span, ...]
     loop_pins: tuple[Span, ...]
     copies: tuple[Copy, ...]
     kernels: tuple[Kernel, ...]
@@ -211,9 +209,8 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
     for at, number, running in sorted(_rows(value.get("samples"))):
         if 0 <= number < len(stacks):
             stack = stacks[number] if len(stacks[number]) == 2 else (_UNKNOWN, _UNKNOWN)
-            is_running = None if running < 0 else bool(running)
             at_us = (at - zero_ns) / 1000
-            samples.append(StackSample(at=at_us, own=stack[0], innermost=stack[1], is_running=is_running))
+            samples.append(StackSample(at=at_us, own=stack[0], innermost=stack[1], is_running=bool(running)))
     return ScriptNotes(
         host=_text(value.get("host")),
         cpus=_text(value.get("cpus")),
@@ -240,18 +237,11 @@ def read_noted(value: object, zero_ns: int) -> ScriptNotes:
 
 
 def timed_spans(value: object, name: str, zero_ns: int) -> tuple[Span, ...]:
-    """Return the spans [row, start, end] that the hook timed, in ns since 1970, without those inside an earlier one.
-
-    torch pins the tensors of a batch one by one, inside the call that pins the batch. Malformed rows are skipped.
-    """
-    spans: list[Span] = []
-    last_end: dict[int, int] = {}
-    for row, start, end in sorted(_rows(value), key=lambda timed: (timed[1], -timed[2])):
-        if row not in last_end or end > last_end[row]:
-            last_end[row] = end
-            end_us = (max(end, start) - zero_ns) / 1000
-            spans.append(Span(start=(start - zero_ns) / 1000, end=end_us, name=name, row=row))
-    return tuple(spans)
+    """Return the spans [row, start, end] that the hook timed, in ns since 1970. Malformed rows are skipped."""
+    return tuple(
+        Span(start=(start - zero_ns) / 1000, end=(max(end, start) - zero_ns) / 1000, name=name, row=row)
+        for row, start, end in sorted(_rows(value), key=lambda timed: (timed[1], -timed[2]))
+    )
 
 
 def _rows(value: object) -> list[list[int]]:

@@ -38,17 +38,10 @@ class TraceReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON: times in ms per step, shares of the step time; what is unknown is null."""
-        findings = [
-            {
-                "what": finding.what,
-                "costs": finding.costs,
-                "evidence": finding.evidence,
-                "remedy": finding.remedy,
-                "saves_s": round(finding.saves_s, 6),
-                "ranks": finding.ranks,
-            }
-            for finding in self.findings
-        ]
+        names, findings = ("what", "costs", "evidence", "remedy"), []
+        for finding in self.findings:
+            own = {name: getattr(finding, name) for name in names}
+            findings.append({**own, "saves_s": round(finding.saves_s, 6), "ranks": finding.ranks})
         ranks = [_rank_json(analysis) for analysis in self.analyses]
         return {"schema": "numapin.trace/1", "ranks": ranks, "findings": findings, "notes": self.notes}
 

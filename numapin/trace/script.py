@@ -35,21 +35,20 @@ _MOST_LOADERS: Final = 20
 class Notes:
     """The notes of this process so far."""
 
-    loaders: list[tuple[int, dict[str, object]]] = field(default_factory=list)  # with the loader's id
+    loaders: dict[int, dict[str, object]] = field(default_factory=dict)  # by id
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     ends: list[tuple[int, int, int]] = field(default_factory=list)
     image_work: set[str] = field(default_factory=set)  # of the processes that made batches
+    profiles_itself: bool = False  # right now
 
     def iterated(self, loader: DataLoader[Any], iterator: object, start_ns: int, end_ns: int) -> None:
         """Note a call of `iter()` on a loader. Only starting workers takes time."""
-        known = next((i for i, (one, _) in enumerate(self.loaders) if one == id(loader)), None)
-        if known is None:
-            known = len(self.loaders)
-            if known == _MOST_LOADERS:
+        if id(loader) not in self.loaders:
+            if len(self.loaders) == _MOST_LOADERS:
                 return
-            self.loaders.append((id(loader), _described(loader, iterator)))
+            self.loaders[id(loader)] = _described(loader, iterator)
         if loader.num_workers and len(self.epochs) < _MOST_EPOCHS:
-            self.epochs.append((known, start_ns, end_ns))
+            self.epochs.append((list(self.loaders).index(id(loader)), start_ns, end_ns))
 
     def ended(self, start_ns: int, end_ns: int) -> None:
         """Note a call of `next()` that ended an epoch; most of its time is the end of the workers."""
@@ -58,14 +57,17 @@ class Notes:
 
     def to_json(self, *, cpu_use: CpuUse | None) -> dict[str, object]:
         """Return the notes and the rank's surroundings; `cpu_use` is from the start of the recording."""
-        cpus = CpuSet(os.sched_getaffinity(0))
+        cpus, nodes, tree = CpuSet(os.sched_getaffinity(0)), "", Tree("")
+        with suppress(MachineFileError):  # the kernel does not say
+            online = tree.numbers(f"{NODES}/online") or ()
+            nodes = str(CpuSet(node for node in online if cpus & (tree.node_cpus(node) or CpuSet())))
         return {
             "host": os.uname().nodename,
             "cpus": str(cpus),
-            "nodes": _nodes_of(cpus),
+            "nodes": nodes,
             "num_cpus": len(cpus),
             **(cpu_use.until_now() if cpu_use else {}),
-            "loaders": [described for _, described in self.loaders],
+            "loaders": list(self.loaders.values()),
             "epochs": self.epochs,
             "ends": self.ends,
             "image_work": sorted(self.image_work),
@@ -124,15 +126,6 @@ def _described(loader: DataLoader[Any], iterator: object) -> dict[str, object]:
         "delivers_on_gpu": "cuda" in str(device),
         "num_batches": num_batches,
     }
-
-
-def _nodes_of(cpus: CpuSet) -> str:
-    """Return the NUMA nodes that these CPUs belong to, "" if the kernel does not say."""
-    tree = Tree("")
-    with suppress(MachineFileError):
-        nodes = tree.numbers(f"{NODES}/online") or ()
-        return str(CpuSet(node for node in nodes if cpus & (tree.node_cpus(node) or CpuSet())))
-    return ""
 
 
 # --- stack samples ---------------------------------------------------------------------------------------------------
@@ -214,15 +207,11 @@ def _place(frame: FrameType) -> tuple[str, str]:
     """Return the innermost function of the script's own code, and the innermost one of all."""
     own: FrameType | None = frame
     for _ in range(_DEEPEST):
-        if own is None or _is_own(own.f_code.co_filename):
+        file = own.f_code.co_filename if own else ""
+        if own is None or not (file.startswith(_FOREIGN) or any(folder in file for folder in _PACKAGES)):
             break
         own = own.f_back
     return _name(own or frame), _name(frame)
-
-
-def _is_own(file: str) -> bool:
-    """Return whether a file is the script's, and no library's."""
-    return not file.startswith(_FOREIGN) and not any(folder in file for folder in _PACKAGES)
 
 
 def _name(frame: FrameType) -> str:

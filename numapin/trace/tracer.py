@@ -22,19 +22,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.files import FOLDER, open_file, opened, replace_at
-from numapin.base.records import to_json
+from numapin.base.files import FOLDER, open_file, opened
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
-from numapin.steps.meter import FollowedOptimizer, Place, wait_for_gpu
-from numapin.steps.record import SCHEMA, TRACE, Phase, RankSteps, StepUnit
+from numapin.steps.meter import FollowedOptimizer, Place, wait_for_gpu, write_record
+from numapin.steps.record import TRACE, Phase, RankSteps, StepUnit
 from numapin.steps.recorder import StepListener
 from numapin.trace.script import CpuUse, Notes, StackSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType
 
     from torch.autograd.profiler import record_function
     from torch.profiler import profile
@@ -50,6 +48,7 @@ _FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps
 _LONGEST_PAUSE_S: Final = 300.0  # then the loader hangs
 _NAMED_S: Final = 0.5
 _CHECK_EVERY_S: Final = 0.5
+_PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
 
 _Shown: TypeAlias = tuple[int, str, int, int]  # process, row, start and end in ns since 1970
 
@@ -91,27 +90,21 @@ class Pace:
             self.in_loader_s += now_s - self.paused_s
             self.paused_s = None
 
-    def _not_counted_s(self, now_s: float) -> float:
-        now = 0.0 if self.paused_s is None else now_s - self.paused_s
-        return min(self.in_loader_s + now, _LONGEST_PAUSE_S)
-
     @property
     def limit_s(self) -> float:
         """The time that the next step may take."""
         return max(_SLOW * median(self.recent_s), _SHORTEST_LIMIT_S) if self.recent_s else _FIRST_LIMIT_S
 
-    def is_overdue(self, now_s: float) -> bool:
-        """Return whether the next step takes longer than that limit, besides the time in loaders."""
-        return self.last_s is not None and now_s - self.last_s - self._not_counted_s(now_s) > self.limit_s
-
-    def overdue_reason(self, step_unit: str, now_s: float) -> str:
-        """Return why the trace ends, with the time in loaders if there was any."""
-        in_loader_s = self._not_counted_s(now_s)
+    def overdue(self, step_unit: str, now_s: float) -> str:
+        """Return that the next step takes longer than the limit, besides the time in loaders; "" if it does not."""
+        in_loader_s = self.in_loader_s + (0.0 if self.paused_s is None else now_s - self.paused_s)
+        in_loader_s = min(in_loader_s, _LONGEST_PAUSE_S)
+        if self.last_s is None or now_s - self.last_s - in_loader_s <= self.limit_s:
+            return ""
         besides = f", besides {in_loader_s:.0f} s in DataLoaders" if in_loader_s >= _NAMED_S else ""
         return f"no {step_unit} for {self.limit_s:.0f} s{besides}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicCall:
     """Periodic calls of a function in the main thread, until `stop`, while the script's own code runs there.
 
@@ -120,27 +113,15 @@ class PeriodicCall:
     interrupted. SIGURG is ignored by default.
     """
 
-    handler: Callable[[int, FrameType | None], None]
-    stopped: threading.Event
-
-    @classmethod
-    def start(cls, function: Callable[[], None]) -> PeriodicCall | None:
-        """Begin; return None outside the main thread, or if the script uses the signal itself."""
-        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGURG):
-            return None
-
-        def handler(_signal: int, _frame: FrameType | None) -> None:
-            function()
-
-        signal.signal(signal.SIGURG, handler)
-        watch = cls(handler=handler, stopped=threading.Event())
-        threading.Thread(target=watch._run, daemon=True, name="numapin trace").start()
-        return watch
+    def __init__(self, function: Callable[[], None]) -> None:
+        """Begin, unless this is not the main thread, or the script uses the signal itself."""
+        self.stopped, self.handler = threading.Event(), lambda *_: function()
+        if threading.current_thread() is threading.main_thread() and not signal.getsignal(signal.SIGURG):
+            signal.signal(signal.SIGURG, self.handler)
+            threading.Thread(target=self._run, daemon=True, name="numapin trace").start()
 
     def _run(self) -> None:
-        while not self.stopped.wait(_CHECK_EVERY_S):
-            if signal.getsignal(signal.SIGURG) is not self.handler:
-                return
+        while not self.stopped.wait(_CHECK_EVERY_S) and signal.getsignal(signal.SIGURG) is self.handler:
             _thread.interrupt_main(signal.SIGURG)
 
     def stop(self) -> None:
@@ -158,15 +139,13 @@ class PeriodicCall:
 class Tracer(StepListener):
     """The steps of one process: skip `skip` of them, trace the next `steps`, write the trace.
 
-    `check` is called in the main thread from time to time during the recording. `require_no_other` raises if the script
-    profiles itself.
+    `check` is called in the main thread from time to time during the recording.
     """
 
     settings: StepSettings
     place: Place
     claim: Path
     check: Callable[[], None]
-    require_no_other: Callable[[], None]
     notes: Notes = field(default_factory=Notes)
     pid: int = field(default_factory=os.getpid)
     num_batches: int = 0
@@ -209,37 +188,36 @@ class Tracer(StepListener):
 
     def _advance(self, count: int) -> None:
         """Act on the end of step number `count`. Only the loop that is traced counts, not one beside it."""
-        if self.thread in (None, threading.get_ident()):
-            with warnings.catch_warnings(action="ignore"):  # the script may turn warnings into errors
-                self._act(count)
-
-    def _act(self, count: int) -> None:
         from torch.profiler import profile
 
-        if self.step is not None and self.begun >= self.settings.steps:
-            self.finish("")
+        if self.thread not in (None, threading.get_ident()):
             return
-        self.end_if_overdue()
-        if self.done:
-            return
-        self.pace.stepped(time.monotonic())
-        if self.profiler is None and count >= self.settings.skip - 1:  # prepared one step before it records
-            self.require_no_other()
-            profiler = profile(record_shapes=True)
-            self.has_profiled = True
-            profiler.prepare_trace()
-            self.profiler = profiler
-        if self.step is not None:
-            self._next_step()
-        elif self.profiler is not None and count >= self.settings.skip:
-            self.thread = threading.get_ident()
-            self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
-            wait_for_gpu()
-            self.start_ns = time.time_ns()
-            self.profiler.start_trace()
-            self._next_step()
-            self.sampler = StackSampler.start()
-            self.watch = PeriodicCall.start(self.check)
+        with warnings.catch_warnings(action="ignore"):  # the script may turn warnings into errors
+            if self.step is not None and self.begun >= self.settings.steps:
+                self.finish("")
+                return
+            self.end_if_overdue()
+            if self.done:
+                return
+            self.pace.stepped(time.monotonic())
+            if self.profiler is None and count >= self.settings.skip - 1:  # prepared one step before it records
+                if self.notes.profiles_itself:
+                    raise RuntimeError(_PROFILES_ITSELF)
+                profiler = profile(record_shapes=True)
+                self.has_profiled = True
+                profiler.prepare_trace()
+                self.profiler = profiler
+            if self.step is not None:
+                self._next_step()
+            elif self.profiler is not None and count >= self.settings.skip:
+                self.thread = threading.get_ident()
+                self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
+                wait_for_gpu()
+                self.start_ns = time.time_ns()
+                self.profiler.start_trace()
+                self._next_step()
+                self.sampler = StackSampler.start()
+                self.watch = PeriodicCall(self.check)
 
     def _next_step(self) -> None:
         from torch.autograd.profiler import record_function
@@ -252,9 +230,9 @@ class Tracer(StepListener):
 
     def end_if_overdue(self) -> None:
         """End the trace if the next step is overdue: what the script does instead would fill the memory."""
-        now_s = time.monotonic()
-        if self.recording and self.pace.is_overdue(now_s):
-            self.finish(self.pace.overdue_reason(self.step_unit, now_s))
+        reason = self.pace.overdue(self.step_unit, time.monotonic()) if self.recording else ""
+        if reason:
+            self.finish(reason)
 
     def enter_loader(self, num_workers: int) -> None:
         """Let the loop take its time in `iter()` or `next()` of a loader with workers."""
@@ -279,12 +257,12 @@ class Tracer(StepListener):
         """True if this thread is being recorded; only it can end the recording."""
         return self.step is not None and self.thread == threading.get_ident() and self.pid == os.getpid()
 
-    def yield_to_script(self, reason: str) -> None:
-        """End a trace that has begun; give up one that is about to begin."""
+    def yield_to_script(self) -> None:
+        """End a trace that has begun, and give up one that is about to begin: the script's own profiler begins."""
         if self.recording:
-            self.finish(reason)
+            self.finish(_PROFILES_ITSELF)
         elif self.profiler is not None:
-            self.give_up(reason)
+            self.give_up(_PROFILES_ITSELF)
 
     def finish(self, reason: str) -> None:
         """Write the trace, if it has a complete step, and the record."""
@@ -298,7 +276,7 @@ class Tracer(StepListener):
         loads = self._loads()
         noted = self.notes.to_json(cpu_use=self.cpu_use)
         samples = self.sampler.stop() if self.sampler else {}
-        metadata = own | {"pins": self.pins, "loads": loads, "noted": noted | samples}
+        metadata = own | {"loads": loads, "noted": noted | samples}
         with warnings.catch_warnings(action="ignore"):
             profiler, name = self._stop(encode(metadata, indent=None)), None
         if profiler is not None and num_steps:
@@ -359,7 +337,7 @@ class Tracer(StepListener):
             reason=reason[:_LONGEST_REASON],
         )
         try:
-            _write(self.claim, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")
+            write_record(self.claim, record)
         except OSError as error:
             say(f"warning: rank {self.place.rank}: {self.claim} cannot be written: {error.strerror}")
 
@@ -397,17 +375,6 @@ class Tracer(StepListener):
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _write(path: Path, text: str) -> None:
-    """Replace the file; on a full disk, write into its existing block. Raises OSError."""
-    with opened(str(path.parent)) as folder:
-        try:
-            replace_at(folder, path.name, text)
-        except OSError:
-            with os.fdopen(open_file(folder, path.name, os.O_RDWR), "r+", encoding="utf-8") as file:
-                file.write(text)
-                file.truncate()
-
-
 def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
     """Write the Chrome trace with the rows `shown` in it, complete or not at all. Raises OSError.
 
@@ -422,7 +389,11 @@ def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
         try:
             written = Path(f"/proc/self/fd/{folder}", path.name)
             profiler.export_chrome_trace(str(written))
-            if not _is_complete(written):
+            end = b""
+            with suppress(FileNotFoundError), written.open("rb") as file:
+                file.seek(-min(8, written.stat().st_size), os.SEEK_END)
+                end = file.read()
+            if not end.rstrip().endswith(b"}"):
                 raise OSError(f"{path} was cut off; is the disk full?")
             with suppress(OSError, ValueError):
                 _add_rows(written, shown)
@@ -435,8 +406,8 @@ def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
 def _add_rows(path: Path, shown: Sequence[_Shown]) -> None:
     """Add to a Chrome trace what the profiler does not see. A trace of another form, or on a full disk, stays as it is.
 
-    Our reader takes these times from the metadata, and no event of the category "numapin". They have rows of
-    their own, because their clock may differ from the profiler's by more than an event lasts.
+    Our reader takes loads from the metadata, and no event of the category "numapin". They have rows of their own,
+    because their clock may differ from the profiler's by more than an event lasts.
     """
     base_ns = 0
     with path.open("rb") as file:
@@ -464,12 +435,3 @@ def _add_rows(path: Path, shown: Sequence[_Shown]) -> None:
             writer.seek(position)
             writer.write(rest)
             writer.truncate(position + len(rest))
-
-
-def _is_complete(path: Path) -> bool:
-    """Return whether a file ends as a JSON object does."""
-    end = b""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(-min(8, path.stat().st_size), os.SEEK_END)
-        end = file.read()
-    return end.rstrip().endswith(b"}")

@@ -17,7 +17,6 @@ class Made:
 
     events: list[dict[str, Any]] = field(default_factory=list)
     loads: list[list[int]] = field(default_factory=list)
-    pins: list[list[int]] = field(default_factory=list)
     noted: dict[str, Any] = field(default_factory=dict)
     number: int = 0
 
@@ -93,7 +92,6 @@ class Made:
             "rank": 0,
             "step_unit": "optimizer step",
             "loads": self.loads,
-            "pins": self.pins,
             "noted": self.noted,
         } | ours
         return {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "numapin": own, "traceEvents": self.events}

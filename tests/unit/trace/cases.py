@@ -91,13 +91,6 @@ def without_workers(*, on_gpu: bool = True, pins: bool = False) -> Made:
     return made
 
 
-def pinned_elsewhere() -> Made:
-    """Return a step after which the GPU is idle, while torch's pin thread pins."""
-    made = loop(steps=1, compute=800, idle=200)
-    made.pins = [[5, *loop(wait=10).loads[0][1:]]]
-    return made
-
-
 def two_devices() -> Made:
     """Return a step with a copy to each of two GPUs, of which one computes."""
     made = loop(steps=1, compute=1000)
@@ -233,7 +226,6 @@ OF_COPIES: Final[dict[str, Made]] = {
     "pinning of batches that are pinned": with_loader(
         events(loop(steps=1, compute=800, idle=200), ("cpu_op", "aten::pin_memory", 800, 200))
     ),
-    "pinning in another thread is no finding": pinned_elsewhere(),
     "pinning inside next() is waiting, on the GPU": without_workers(pins=True),
     "pinning inside next() is waiting, on the CPU": without_workers(on_gpu=False, pins=True),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
+from numapin.steps import meter
 from numapin.steps.meter import FollowedOptimizer, Place
 from numapin.steps.record import StepSettings
 from numapin.system import proc

@@ -38,7 +38,7 @@ def shown(report: TraceReport) -> str:
         console.print(trace_table(report))
     lines = [line.rstrip() for line in captured.get().splitlines()]
     waited = [
-        f"waited {one.waited_us:.2f} us for {one.num_batches} batches, epochs: {one.num_epochs}"
+        f"waited {one.waited_us:.2f} us for {one.num_batches} batches, epochs: {len(one.epoch_starts)}"
         for one in report.analyses
     ]
     return "\n".join([*lines, *waited]) + "\n"

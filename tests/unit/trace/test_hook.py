@@ -30,7 +30,6 @@ def tracer(tmp_path: Path) -> Tracer:
         place=Place(rank=0, local_rank=0, num_ranks=1, num_local_ranks=1, restart=0),
         claim=tmp_path / "rank-0.json",
         check=lambda: None,
-        require_no_other=lambda: None,
     )
     tracer.step, tracer.thread = cast("record_function", object()), threading.get_ident()
     tracer.pace.stepped(time.monotonic())
@@ -42,15 +41,15 @@ def test_a_loader_with_workers(tracer: Tracer, num_workers: int) -> None:
     """The recording does not end while the loop waits for workers; the end of their epoch is noted."""
     later_s = time.monotonic() + 100
     tracer.enter_loader(num_workers)
-    assert tracer.pace.is_overdue(later_s) == (not num_workers)
+    assert bool(tracer.pace.overdue("batch", later_s)) == (not num_workers)
     tracer.leave_loader(num_workers, 1000, is_over=True)
-    assert tracer.pace.is_overdue(later_s)
+    assert tracer.pace.overdue("batch", later_s)
     assert len(tracer.notes.ends) == (num_workers > 0)
 
 
 def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:
     """The notes have each loader once, and the starts of the epochs of those with workers."""
-    monkeypatch.setattr(hook._Script, "notes", tracer.notes)
+    monkeypatch.setattr(hook, "_notes", tracer.notes)
     iterate = hook._noting_epochs(lambda _: object())
     with_workers, without = (SimpleNamespace(num_workers=number) for number in (2, 0))
     for loader in (with_workers, without, with_workers):
@@ -66,11 +65,13 @@ def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: Trace
     """Ours ends before it begins, and may begin again only when it has ended."""
     reasons: list[str] = []
     monkeypatch.setattr(hook._recording, "listener", tracer)
-    monkeypatch.setattr(Tracer, "yield_to_script", lambda _, reason: reasons.append(reason))
-    hook._yield_to_script(lambda: None)()
-    assert (hook._Script.profiles_itself, len(reasons)) == (True, 1)
-    hook._resume_after_script(lambda: None)()
-    assert not hook._Script.profiles_itself
+    monkeypatch.setattr(Tracer, "yield_to_script", lambda _: reasons.append("ended"))
+    own = type("Own", (), {"begin": lambda self: self, "__exit__": lambda _: None})
+    hook._yield_to_script(own, "begin")
+    begun = own().begin()
+    assert (hook._notes.profiles_itself, len(reasons)) == (True, 1)
+    begun.__exit__()
+    assert not hook._notes.profiles_itself
 
 
 def test_the_last_batches_of_a_long_job(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:

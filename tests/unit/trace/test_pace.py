@@ -37,19 +37,24 @@ class TestFollowed:
         assert not followed.counts(first)
 
 
+def is_overdue(pace: Pace, now_s: float) -> bool:
+    """Return whether there is a reason to end the trace."""
+    return bool(pace.overdue("batch", now_s))
+
+
 class TestPace:
     """The next step is overdue after ten times the usual step time."""
 
     def test_limit(self) -> None:
         """The usual time is the median of recent steps; before the first one the limit is a minute."""
         pace = Pace()
-        assert not pace.is_overdue(1000.0)
+        assert not pace.overdue("batch", 1000.0)
         pace.stepped(0.0)
-        assert (pace.is_overdue(59.0), pace.is_overdue(61.0)) == (False, True)
+        assert (is_overdue(pace, 59.0), is_overdue(pace, 61.0)) == (False, True)
         for now_s in (300.0, 301.0, 302.0):  # the first one compiled
             pace.stepped(now_s)
         assert pace.limit_s == 10
-        assert (pace.is_overdue(311.0), pace.is_overdue(313.0)) == (False, True)
+        assert (is_overdue(pace, 311.0), is_overdue(pace, 313.0)) == (False, True)
 
     def test_time_in_a_loader(self) -> None:
         """The start of an epoch's workers does not make a step overdue; a loader that hangs does."""
@@ -59,16 +64,15 @@ class TestPace:
         pace.enter_loader(2.5)
         pace.enter_loader(50.0)  # one that the first one's batches are made from
         pace.leave_loader(60.0)
-        assert not pace.is_overdue(99.0)
+        assert not pace.overdue("batch", 99.0)
         pace.leave_loader(100.0)
-        assert (pace.limit_s, pace.is_overdue(108.0), pace.is_overdue(110.0)) == (10, False, True)
-        assert pace.overdue_reason("batch", 110.0) == "no batch for 10 s, besides 98 s in DataLoaders"
+        assert (pace.limit_s, is_overdue(pace, 108.0), is_overdue(pace, 110.0)) == (10, False, True)
+        assert pace.overdue("batch", 110.0) == "no batch for 10 s, besides 98 s in DataLoaders"
         pace.enter_loader(100.5)
-        assert (pace.is_overdue(300.0), pace.is_overdue(315.0)) == (False, True)
+        assert (is_overdue(pace, 300.0), is_overdue(pace, 315.0)) == (False, True)
         pace.leave_loader(800.0)
         pace.stepped(801.0)
-        assert pace.is_overdue(815.0)
-        assert pace.overdue_reason("batch", 815.0) == "no batch for 10 s"
+        assert pace.overdue("batch", 815.0) == "no batch for 10 s"
 
     def test_short_steps(self) -> None:
         """The limit is at least two seconds, even for steps of a millisecond."""

@@ -59,10 +59,6 @@ class TestIntervals:
         assert Lengths(moments).within(around) == Lengths(moments).between(start, end)
         assert (Lengths(moments).between(start, end) > 0) == (simple > 0)
 
-    def test_gap(self) -> None:
-        """Intervals closer than the gap are merged; others are not."""
-        assert union([(0, 1), (2, 3), (9, 10)], gap=1) == ((0, 3), (9, 10))
-
 
 def with_copy(name: str, **args: object) -> Made:
     """Return a loop with one more copy, of this name."""
@@ -93,21 +89,13 @@ def unmarked(*names: str) -> dict[str, Any]:
     return {"traceEvents": made.events}
 
 
-def with_pins() -> Made:
-    """Return a loop with pins, of which one is nested in another."""
-    made = loop(wait=100, compute=100)
-    begin_ns = made.loads[1][1]
-    made.pins = [[5, begin_ns, begin_ns + 9000], [5, begin_ns + 1000, begin_ns + 2000], [6, begin_ns, begin_ns + 1]]
-    return made
-
-
 def broken() -> dict[str, Any]:
     """Return a trace with events without a time, and with arguments of the wrong type."""
     made = loop(copy=100, compute=100)
     made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes="many", device=True, stream=[])
     made.events[-1]["tid"] = {"not": "a number"}
     made.copy(9, 10, num_bytes=-5)
-    content = made.content(rank="none", loads=[[1], "x", None], pins=7)
+    content = made.content(rank="none", loads=[[1], "x", None])
     content["traceEvents"] += [None, [], {"ph": "X"}, {"ph": "X", "ts": 1, "dur": None}]
     content["traceEvents"] += [{"ph": "X", "ts": [], "dur": 0}]
     return content
@@ -161,8 +149,8 @@ TRACES: dict[str, Made | dict[str, Any]] = {
     "optimizer steps": unmarked("Optimizer.step#SGD.step", NEXT),
     "batches": unmarked(NEXT),
     "neither": unmarked(),
-    # The hook's times, in nanoseconds since 1970, are converted to Kineto's clock; nested pins are dropped.
-    "loads and pins": with_pins(),
+    # The hook's times, in nanoseconds since 1970, are converted to Kineto's clock.
+    "loads": loop(wait=100, compute=100),
     "broken events are left out": broken(),
     # A number beyond 2**63 counts as unknown, so that no sum is infinite.
     **{f"the number {number:.0e}": huge(number) for number in (1e308, -1e30, math.inf)},
@@ -186,7 +174,6 @@ def shown(made: Made | dict[str, Any]) -> str:
     ).items():  # fmt: skip
         lines.append(f"  {number} x copy {copy}")
     lines += [f"  load at {load.start:.0f}" for load in trace.loads]
-    lines += [f"  pin of {pin.row} for {pin.end - pin.start:.3f}" for pin in trace.pins]
     lines += [f"  note: {note}" for note in trace.notes]
     assert all(line.isprintable() for line in (trace.source, *lines))
     json.dumps(make_report([analyze(trace)]).to_json(), allow_nan=False)
@@ -194,7 +181,7 @@ def shown(made: Made | dict[str, Any]) -> str:
 
 
 def test_readings_are_the_recorded_ones() -> None:
-    """Steps, copies with their memory, size and cost to the host, loads, pins, and notes on what is unknown."""
+    """Steps, copies with their memory, size and cost to the host, loads, and notes on what is unknown."""
     text = "".join(f"{title}\n{shown(made)}" for title, made in TRACES.items())
     compare(text, str(Path(__file__).parent / "recorded/readings.txt"))
 

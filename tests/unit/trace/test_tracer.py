@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.unit.trace.seam import Place, StepSettings, Tracer
+from tests.unit.trace.seam import Place, StepSettings, Tracer, meter
 from tests.unit.trace.seam import tracer as module
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _tracer(claim: Path) -> Tracer:
     settings = StepSettings(folder=str(claim.parent), steps=1, skip=1)
     place = Place(rank=0, local_rank=0, num_ranks=1, num_local_ranks=1, restart=0)
-    return Tracer(settings=settings, place=place, claim=claim, check=lambda: None, require_no_other=lambda: None)
+    return Tracer(settings=settings, place=place, claim=claim, check=lambda: None)
 
 
 def _no_room(*_: Any, **__: Any) -> None:
@@ -32,7 +32,7 @@ def _no_room(*_: Any, **__: Any) -> None:
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every replacement of a file fail with ENOSPC."""
-    monkeypatch.setattr(module, "replace_at", _no_room)
+    monkeypatch.setattr(meter, "replace_at", _no_room)
 
 
 @pytest.mark.usefixtures("full")
