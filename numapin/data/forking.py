@@ -48,8 +48,6 @@ P = TypeVar("P", bound="BaseProcess")
 LOOK_S: Final = 1.0  # between looks at workers that have not started
 _WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "locality")))
 _MAX_HANGS: Final = 4
-_STOPPED: Final = "T"
-_STOPS_IN_S: Final = 1.0  # it takes microseconds
 
 if "numpy" in sys.modules:
     # Loaded now, and not when torch first seeds it: a worker that another thread forks during the import inherits its
@@ -129,11 +127,7 @@ def is_in_bad_fork() -> bool:
 
 
 def _run_worker(
-    page: mmap.mmap | None,
-    number: int,
-    slots: HandedDown,
-    target: Callable[..., None],
-    arguments: tuple[object, ...],
+    page: mmap.mmap | None, number: int, slots: HandedDown, target: Callable[..., None], arguments: tuple[object, ...]
 ) -> None:
     """Run a worker in its process. A forked one first sets its byte of the shared page."""
     if page is not None:
@@ -169,10 +163,7 @@ class Context:
         *,
         num_workers: int,
     ) -> None:
-        """Take the context to start processes with, and the queues in the order in which torch's iterator asks.
-
-        `slots_of` returns the slots that a worker of a number takes over.
-        """
+        """Take the base, the queues in torch's order, and what returns the slots that a worker takes over."""
         self._base, self._queues, self._slots_of = base, iter(queues), slots_of
         method = base.get_start_method()
         # A byte for each worker that has started, and one for the end of all.
@@ -244,20 +235,17 @@ class Context:
     def end(self, process: BaseProcess, number: int) -> bool:
         """Kill a worker, unless it has started; return whether it was killed. It holds no lock that others wait for."""
         pid = process.pid
-        if pid is None:
-            return False
         try:  # the id of a child that was reaped may be another process's
-            is_running = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            if pid is None or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return False
         except ChildProcessError:
-            return False
-        if not is_running:
             return False
         try:
             os.kill(pid, signal.SIGSTOP)  # it must not begin between the check of its byte and the kill
-            deadline_s = time.monotonic() + _STOPS_IN_S  # a SIGCONT from elsewhere may keep it from stopping
-            while (state := state_of(pid)) not in {_STOPPED, None} and time.monotonic() < deadline_s:
+            deadline_s = time.monotonic() + 1  # it takes microseconds, but a SIGCONT from elsewhere may prevent it
+            while (state := state_of(pid)) not in {"T", None} and time.monotonic() < deadline_s:
                 time.sleep(0.0002)
-            if state != _STOPPED or self._has_started(number):
+            if state != "T" or self._has_started(number):
                 return False
             process.kill()
         finally:
