@@ -95,7 +95,7 @@ class LaneIterator(_TorchsIterator):
         self._last_s: float | None = None
         pins_in_loop = isinstance(self._lane.opener, Pinner)
         if pins and not pins_in_loop:  # batches are copied, by torch's pin thread, beside the loop
-            self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
+            self._lane.results.open_in_thread(path.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
         self._context = forking.Context(base, self._lane.queues(), self._lane.slots_of, num_workers=loader.num_workers)
         changed = Changed(

@@ -1,4 +1,4 @@
-"""The data path of a loader, kept for its whole life: its home, its pools, its openers, its counts.
+"""The data path of a loader, kept for its whole life: its place, its pools, its openers, its counts.
 
 It is kept beside the loader, not in it, so that frameworks may copy, pickle and rebuild loaders as they like.
 """
@@ -199,33 +199,35 @@ class Lane:
                     self._path.take_back(pool, is_usable=is_usable)
 
 
-class Home:
-    """The place where a loader's memory and threads belong, found when it is first needed; and its pools there.
+class DataPath:
+    """One loader's data path."""
 
-    Each pool asks it for its budget, so it must refer neither to them nor to the path, which would be a cycle.
-    """
-
-    def __init__(
-        self, *, device: torch.device | None, node: int | None, limit_bytes: int | None, notices: Notices
-    ) -> None:
-        """Take the GPU that batches go to (None: they stay on the host), and the user's node and limit, if any."""
-        self._device, self._node, self._limit_bytes, self._notices = device, node, limit_bytes, notices
+    def __init__(self, options: PathOptions) -> None:
+        self.options, self.pid = options, os.getpid()
+        self.notices = Notices(is_strict=options.strict)
+        self.counts, self._totals = Counts(), totals_of(self.pid)
+        self._untold_waited_s = self._untold_stepped_s = self._publish_at_s = 0.0
+        self._num_untold = self._num_bytes_told = 0
+        self._idle: list[Pool] = []
+        self._pools: list[weakref.ref[Pool]] = []  # open, or with batches; replaced, because any thread may read it
+        self._budget_bytes = partial(_budget_bytes, weakref.ref(self))  # each pool has it: else there would be a cycle
+        self._mover: Mover | None = None
         self._locality: Locality | None = None
-        self._pools: list[weakref.ref[Pool]] = []  # replaced and never changed, because any thread may read it
+        self._is_closed = False
 
     @property
     def device_index(self) -> int:
         """Return the index of the loader's GPU; the current one if batches stay on the host."""
-        index = None if self._device is None else self._device.index
-        return torch.cuda.current_device() if index is None else index
+        device = self.options.cuda_device
+        return torch.cuda.current_device() if device is None or device.index is None else device.index
 
     @property
     def locality(self) -> Locality:
-        """Return the nodes and CPUs."""
+        """Return the place where the loader's memory and threads belong, found when it is first needed."""
         if self._locality is None:
-            uses_cuda = self._device is not None or torch.cuda.is_initialized()
+            uses_cuda = self.options.cuda_device is not None or torch.cuda.is_initialized()
             index = self.device_index if uses_cuda else None
-            self._locality = find_locality(environ=os.environ, node=self._node, device_index=index)
+            self._locality = find_locality(environ=os.environ, node=self.options.node, device_index=index)
             if self._locality.cpus or self._locality.memory:
                 # Report what the kernel refuses to a thread: it refuses the same to the workers.
                 thread = Thread(target=self.bind_this_thread, name="numapin-trial")
@@ -237,42 +239,10 @@ class Home:
         """Bind the calling thread to the CPUs and nodes, and let it work beside captures of CUDA graphs."""
         where = self.locality
         for refused in bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes, within=where.within):
-            self._notices.report_refusal(refused)
+            self.notices.report_refusal(refused)
         driver = cuda.driver() if torch.cuda.is_initialized() else None
         if driver is not None:
             driver.relax_capture()
-
-    def add(self, pool: Pool) -> None:
-        """Add a pool, and forget those that are gone."""
-        self._pools = [reference for reference in (*self._pools, weakref.ref(pool)) if reference() is not None]
-
-    def slots(self) -> list[Slot]:
-        """Return the slots of the pools that are open or still have batches."""
-        pools = [reference() for reference in self._pools]
-        return [slot for pool in pools if pool is not None for slot in pool.slots]
-
-    def budget_bytes(self) -> int | None:
-        """Return how many more bytes may be pinned; None: no bound is known."""
-        if self._limit_bytes is not None:
-            return max(0, self._limit_bytes - sum(slot.pinned_bytes for slot in self.slots()))
-        return read_room(Path("/"), nodes=self.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
-
-
-class DataPath:
-    """One loader's data path."""
-
-    def __init__(self, options: PathOptions) -> None:
-        self.options, self.pid = options, os.getpid()
-        self.notices = Notices(is_strict=options.strict)
-        self.home = Home(
-            device=options.cuda_device, node=options.node, limit_bytes=options.pinned_budget, notices=self.notices
-        )
-        self.counts, self._totals = Counts(), totals_of(self.pid)
-        self._untold_waited_s = self._untold_stepped_s = self._publish_at_s = 0.0
-        self._num_untold = self._num_bytes_told = 0
-        self._idle: list[Pool] = []
-        self._mover: Mover | None = None
-        self._is_closed = False
 
     def lane(self, loader: DataLoader[Any], *, pins: bool, result_queue: type[ResultQueue] = ResultQueue) -> Lane:
         """Return the lane of a new iterator."""
@@ -281,11 +251,11 @@ class DataPath:
         spec = PoolSpec(
             num_workers=loader.num_workers,
             prefetch=loader.prefetch_factor or 2,
-            locality=self.home.locality,
-            device=self.home.device_index if pins or self.options.cuda_device is not None else 0,
+            locality=self.locality,
+            device=self.device_index if pins or self.options.cuda_device is not None else 0,
             driver=cuda.driver() if isinstance(opener, Mover | Pinner) else None,
             reader=_reader,
-            budget_bytes=self.home.budget_bytes,
+            budget_bytes=self._budget_bytes,
             report=self.notices.report_refusal,
             poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
@@ -300,7 +270,7 @@ class DataPath:
             arrivals=lane.pool.arrivals if lane.pool else None,
             serial=lane.pool.next_serial() if lane.pool else 0,
             rank=_this_rank(os.getpid()),
-            locality=self.home.locality,
+            locality=self.locality,
             pins=pins,
             moves=self.options.cuda_device is not None,
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
@@ -348,10 +318,15 @@ class DataPath:
         while self._idle:
             self._idle.pop().close()
 
+    def slots(self) -> list[Slot]:
+        """Return the slots of the pools that are open or still have batches."""
+        pools = [reference() for reference in self._pools]
+        return [slot for pool in pools if pool is not None for slot in pool.slots]
+
     def stats(self) -> Stats:
         """Return the counts so far."""
-        counts, locality = self.counts, self.home.locality
-        slots = self.home.slots()
+        counts, locality = self.counts, self.locality
+        slots = self.slots()
         return Stats(
             batches=counts.batches,
             bytes=counts.num_bytes,
@@ -385,7 +360,7 @@ class DataPath:
                     raise UsageError(f"{text}: libcuda.so.1 cannot be used", "see: numapin topo")
                 # A device_transform drops it most often at once. The user's own copies may still read it then.
                 lends_plain = self.options.device_transform is not None and driver.can_record_contexts
-                self._mover = Mover(torch.device("cuda", self.home.device_index), driver, lends_plain=lends_plain)
+                self._mover = Mover(torch.device("cuda", self.device_index), driver, lends_plain=lends_plain)
             return self._mover
         if not pins and not torch.cuda.is_initialized():
             return Lender(pins=False)
@@ -397,7 +372,7 @@ class DataPath:
             )
             return Copier(pins=pins)
         if pins and self.options.pinned_budget != 0:
-            return Pinner(driver, self.home.device_index)
+            return Pinner(driver, self.device_index)
         return Lender(pins=pins)
 
     def _pool(self, spec: PoolSpec) -> Pool | None:
@@ -414,7 +389,7 @@ class DataPath:
         except OSError as error:
             self.notices.report_refusal(f"no slots, so torch sends the batches: {error.strerror}; see: ulimit -n")
             return None
-        self.home.add(pool)
+        self._pools = [reference for reference in (*self._pools, weakref.ref(pool)) if reference() is not None]
         return pool
 
 
@@ -425,6 +400,16 @@ def _num_copy_threads(num_workers: int, environ: Mapping[str, str]) -> int:
     """
     num_cpus = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks_of(environ))
     return max(1, min(num_cpus // num_workers, _MAX_COPY_THREADS))
+
+
+def _budget_bytes(reference: weakref.ref[DataPath]) -> int | None:
+    """Return how many more bytes may be pinned; None: no bound is known."""
+    path = reference()
+    if path is None:  # the loader is gone, and its pools are closed
+        return None
+    if path.options.pinned_budget is not None:
+        return max(0, path.options.pinned_budget - sum(slot.pinned_bytes for slot in path.slots()))
+    return read_room(Path("/"), nodes=path.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
 def _reader() -> cuda.Driver | None:
