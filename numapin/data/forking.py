@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import torch
@@ -43,11 +43,7 @@ if TYPE_CHECKING:
     from numapin.data.handover import HandedDown
     from numapin.data.queues import ResultQueue, TaskQueue
 
-P = TypeVar("P", bound="BaseProcess")
-
 LOOK_S: Final = 1.0  # between looks at workers that have not started
-_WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "locality")))
-_MAX_HANGS: Final = 4
 
 if "numpy" in sys.modules:
     # Loaded now, and not when torch first seeds it: a worker that another thread forks during the import inherits its
@@ -137,10 +133,9 @@ def _run_worker(
 
 
 class SharedByte:
-    """A lock-free multiprocessing.Event; torch's workers look at it for every batch."""
+    """A lock-free multiprocessing.Event in a page's last byte; torch's workers look at it for every batch."""
 
     def __init__(self, page: mmap.mmap) -> None:
-        """Take a page whose last byte is free."""
         self._page = page
 
     def set(self) -> None:
@@ -177,8 +172,8 @@ class Context:
         server: Any = getattr(forkserver, "_forkserver", None)
         modules: object = getattr(server, "_preload_modules", None)
         if method == "forkserver" and isinstance(modules, list):
-            new = [name for name in _WORKERS_MODULES if name not in modules]
-            server._preload_modules = [*modules, *new]
+            names = (__name__, "numapin.data.worker", "numapin.data.queues", "numapin.data.locality")
+            server._preload_modules = [*modules, *(name for name in names if name not in modules)]
 
     def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802 - multiprocessing's name
         """Return the next queue."""
@@ -208,7 +203,7 @@ class Context:
         machine = platform.machine()
         return [number for number in self.unstarted(processes) if waits_forever(processes[number].pid or 0, machine)]
 
-    def start_again(self, processes: list[P], number: int) -> str:
+    def start_again(self, processes: list[Any], number: int) -> str:
         """Replace a hung worker by a new one; return the warning to report, or "" if it has started after all.
 
         Raises RuntimeError for a worker that has hung too often.
@@ -216,10 +211,10 @@ class Context:
         if not self.end(processes[number], number):
             return ""
         self._num_hangs[number] += 1
-        if self._num_hangs[number] == _MAX_HANGS:
+        if self._num_hangs[number] == 4:
             raise RuntimeError(
-                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: it inherited a lock that is never "
-                'released; use multiprocessing_context="forkserver"'
+                f"DataLoader worker {number} hung in its fork 4 times: it inherited a lock that is never released; "
+                'use multiprocessing_context="forkserver"'
             )
         replacement = self._base.Process(target=_run_worker, args=self._arguments[number], daemon=True)
         replacement.start()

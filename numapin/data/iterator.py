@@ -13,7 +13,7 @@ import time
 import weakref
 from functools import cache, partial
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.multiprocessing
 from torch.autograd import profiler
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     _TorchsIterator = _MultiProcessingDataLoaderIter
 else:
     _TorchsIterator = object
-
-_PINNING_ENDS_S: Final = 2.0  # at exit; the thread may wait for a user's type
 
 
 class Changed:
@@ -292,7 +290,7 @@ def _end_at_exit(reference: weakref.ref[LaneIterator]) -> None:
     if thread is not None and iterator._path.pid == os.getpid():
         iterator._pin_memory_thread_done_event.set()
         iterator._lane.results.put((None, None))  # wakes it
-        thread.join(_PINNING_ENDS_S)
+        thread.join(2)  # not for ever: it may wait for a user's type
     iterator.end_unstarted()
 
 

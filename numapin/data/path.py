@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from numapin.data.message import Head
     from numapin.data.slots import Slot
 
-_MAX_COPY_THREADS: Final = 4
-_PUBLISH_S: Final = 0.1  # between two updates of what `numapin top` reads
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOptions:
@@ -287,7 +284,7 @@ class DataPath:
             self._untold_stepped_s += stepped_s
             self._num_untold += 1
             if now_s >= self._publish_at_s:
-                self._publish_at_s = now_s + _PUBLISH_S
+                self._publish_at_s = now_s + 0.1
                 self.publish()
 
     def publish(self) -> None:
@@ -394,12 +391,12 @@ class DataPath:
 
 
 def _num_copy_threads(num_workers: int, environ: Mapping[str, str]) -> int:
-    """Return the number of CPUs per worker of this rank, if the ranks of this host share the CPUs evenly.
+    """Return the number of CPUs per worker of this rank, at most 4, if the ranks of this host share the CPUs evenly.
 
     Rounded down: with more threads than CPUs, copies to the GPU take longer (docs/results/loader-threads-h200.txt).
     """
     num_cpus = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks_of(environ))
-    return max(1, min(num_cpus // num_workers, _MAX_COPY_THREADS))
+    return max(1, min(num_cpus // num_workers, 4))
 
 
 def _budget_bytes(reference: weakref.ref[DataPath]) -> int | None:

@@ -44,11 +44,7 @@ class Transform:
     """A user's function, applied to the batches of one iterator."""
 
     def __init__(
-        self,
-        function: Function,
-        opener: Copier | Mover,
-        apply: Callable[[Function, Any], object],
-        warn: Callable[[str], None],
+        self, function: Function, opener: Copier | Mover, apply: Callable[..., object], warn: Callable[[str], None]
     ) -> None:
         """Take how the function is applied to what the opener returns, which may hold more than the batch."""
         self._function, self._opener, self._apply, self._warn = function, opener, apply, warn
