@@ -9,7 +9,7 @@
     iterator.py     torch's iterators: with workers, over our queues; without, with batches put on a device
     balance.py      choose the worker for each task
     path.py         the state that a loader keeps for its whole life
-    locality.py     find the nodes and CPUs for a rank's memory and threads, and bind these
+    locality.py     find the nodes and CPUs for a rank's memory and threads
     budget.py       the amount of memory that a rank may pin
     stats.py        counts of a loader's work, and reports of what it could not do as requested
     usage.py        which loaders took this path, and why others did not

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import torch
@@ -43,13 +43,7 @@ if TYPE_CHECKING:
     from numapin.data.handover import HandedDown
     from numapin.data.queues import ResultQueue, TaskQueue
 
-P = TypeVar("P", bound="BaseProcess")
-
 LOOK_S: Final = 1.0  # between looks at workers that have not started
-_WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "locality")))
-_MAX_HANGS: Final = 4
-_STOPPED: Final = "T"
-_STOPS_IN_S: Final = 1.0  # it takes microseconds
 
 if "numpy" in sys.modules:
     # Loaded now, and not when torch first seeds it: a worker that another thread forks during the import inherits its
@@ -129,11 +123,7 @@ def is_in_bad_fork() -> bool:
 
 
 def _run_worker(
-    page: mmap.mmap | None,
-    number: int,
-    slots: HandedDown,
-    target: Callable[..., None],
-    arguments: tuple[object, ...],
+    page: mmap.mmap | None, number: int, slots: HandedDown, target: Callable[..., None], arguments: tuple[object, ...]
 ) -> None:
     """Run a worker in its process. A forked one first sets its byte of the shared page."""
     if page is not None:
@@ -143,10 +133,9 @@ def _run_worker(
 
 
 class SharedByte:
-    """A lock-free multiprocessing.Event; torch's workers look at it for every batch."""
+    """A lock-free multiprocessing.Event in a page's last byte; torch's workers look at it for every batch."""
 
     def __init__(self, page: mmap.mmap) -> None:
-        """Take a page whose last byte is free."""
         self._page = page
 
     def set(self) -> None:
@@ -169,10 +158,7 @@ class Context:
         *,
         num_workers: int,
     ) -> None:
-        """Take the context to start processes with, and the queues in the order in which torch's iterator asks.
-
-        `slots_of` returns the slots that a worker of a number takes over.
-        """
+        """Take the base, the queues in torch's order, and what returns the slots that a worker takes over."""
         self._base, self._queues, self._slots_of = base, iter(queues), slots_of
         method = base.get_start_method()
         # A byte for each worker that has started, and one for the end of all.
@@ -186,8 +172,8 @@ class Context:
         server: Any = getattr(forkserver, "_forkserver", None)
         modules: object = getattr(server, "_preload_modules", None)
         if method == "forkserver" and isinstance(modules, list):
-            new = [name for name in _WORKERS_MODULES if name not in modules]
-            server._preload_modules = [*modules, *new]
+            names = (__name__, "numapin.data.worker", "numapin.data.queues", "numapin.data.locality")
+            server._preload_modules = [*modules, *(name for name in names if name not in modules)]
 
     def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802 - multiprocessing's name
         """Return the next queue."""
@@ -217,7 +203,7 @@ class Context:
         machine = platform.machine()
         return [number for number in self.unstarted(processes) if waits_forever(processes[number].pid or 0, machine)]
 
-    def start_again(self, processes: list[P], number: int) -> str:
+    def start_again(self, processes: list[Any], number: int) -> str:
         """Replace a hung worker by a new one; return the warning to report, or "" if it has started after all.
 
         Raises RuntimeError for a worker that has hung too often.
@@ -225,10 +211,10 @@ class Context:
         if not self.end(processes[number], number):
             return ""
         self._num_hangs[number] += 1
-        if self._num_hangs[number] == _MAX_HANGS:
+        if self._num_hangs[number] == 4:
             raise RuntimeError(
-                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: it inherited a lock that is never "
-                'released; use multiprocessing_context="forkserver"'
+                f"DataLoader worker {number} hung in its fork 4 times: it inherited a lock that is never released; "
+                'use multiprocessing_context="forkserver"'
             )
         replacement = self._base.Process(target=_run_worker, args=self._arguments[number], daemon=True)
         replacement.start()
@@ -244,20 +230,17 @@ class Context:
     def end(self, process: BaseProcess, number: int) -> bool:
         """Kill a worker, unless it has started; return whether it was killed. It holds no lock that others wait for."""
         pid = process.pid
-        if pid is None:
-            return False
         try:  # the id of a child that was reaped may be another process's
-            is_running = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            if pid is None or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return False
         except ChildProcessError:
-            return False
-        if not is_running:
             return False
         try:
             os.kill(pid, signal.SIGSTOP)  # it must not begin between the check of its byte and the kill
-            deadline_s = time.monotonic() + _STOPS_IN_S  # a SIGCONT from elsewhere may keep it from stopping
-            while (state := state_of(pid)) not in {_STOPPED, None} and time.monotonic() < deadline_s:
+            deadline_s = time.monotonic() + 1  # it takes microseconds, but a SIGCONT from elsewhere may prevent it
+            while (state := state_of(pid)) not in {"T", None} and time.monotonic() < deadline_s:
                 time.sleep(0.0002)
-            if state != _STOPPED or self._has_started(number):
+            if state != "T" or self._has_started(number):
                 return False
             process.kill()
         finally:

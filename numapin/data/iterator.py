@@ -13,7 +13,7 @@ import time
 import weakref
 from functools import cache, partial
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.multiprocessing
 from torch.autograd import profiler
@@ -48,17 +48,6 @@ if TYPE_CHECKING:
     _TorchsIterator = _MultiProcessingDataLoaderIter
 else:
     _TorchsIterator = object
-
-_PROFILE_NAME: Final = "enumerate(DataLoader)#{}.__next__"  # of the range that profilers show, with torch's class
-_PINNING_ENDS_S: Final = 2.0  # at exit; the thread may wait for a user's type
-_SHARES_ARE_FIXED: Final = (
-    "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
-    "to take batches as they come, use in_order=False"
-)
-_TURNS_ARE_STATE: Final = (
-    "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its workers; "
-    "use numapin.DataLoader(balance=True)"
-)
 
 
 class Changed:
@@ -96,7 +85,7 @@ class LaneIterator(_TorchsIterator):
     def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:
         """Start the workers. `state` is for torchdata's iterator. Raises what torch's iterator raises."""
         moves = path.options.cuda_device is not None
-        pins = not moves and _pins(loader)
+        pins = not moves and loader.pin_memory and torch.cuda.is_available()
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         if path.options.device_transform is not None:
@@ -104,7 +93,7 @@ class LaneIterator(_TorchsIterator):
         self._last_s: float | None = None
         pins_in_loop = isinstance(self._lane.opener, Pinner)
         if pins and not pins_in_loop:  # batches are copied, by torch's pin thread, beside the loop
-            self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
+            self._lane.results.open_in_thread(path.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
         self._context = forking.Context(base, self._lane.queues(), self._lane.slots_of, num_workers=loader.num_workers)
         changed = Changed(
@@ -115,7 +104,7 @@ class LaneIterator(_TorchsIterator):
         )
         with unused_slots_hidden():
             super().__init__(changed, *state)
-        self._profile_name = _PROFILE_NAME.format(self.torchs_name)
+        self._profile_name = f"enumerate(DataLoader)#{self.torchs_name}.__next__"  # of the range that profilers show
         util.Finalize(self, _end_at_exit, (weakref.ref(self),), exitpriority=10)
 
     def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
@@ -128,8 +117,7 @@ class LaneIterator(_TorchsIterator):
 
     def __next__(self) -> object:
         """Return the next batch. torch's range for profilers costs 8 us, so it is left out while none runs."""
-        is_profiled = profiler._is_profiler_enabled
-        if is_profiled or self._dataset_kind == _DatasetKind.Iterable:
+        if profiler._is_profiler_enabled or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
@@ -158,15 +146,13 @@ class LaneIterator(_TorchsIterator):
 
         torch asks once for the whole of a user's timeout, which is waited for in such pieces.
         """
-        left_s = timeout
         while True:
-            wait_s = min(left_s, forking.LOOK_S)
+            wait_s = min(timeout, forking.LOOK_S)
             found: tuple[bool, object] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
-            if found[0]:
-                return found
-            self._restart_hung()
-            left_s -= wait_s
-            if left_s <= 0:
+            if not found[0]:
+                self._restart_hung()
+            timeout -= wait_s
+            if found[0] or timeout <= 0:
                 return found
 
     def _restart_hung(self) -> None:
@@ -179,26 +165,14 @@ class LaneIterator(_TorchsIterator):
                 warning = self._context.start_again(self._workers, number)
             if warning:
                 self._path.notices.warn(warning)
-        self._watch()
+        _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))  # the SIGCHLD handler raises
+        self._worker_pids_set = True
 
     def end_unstarted(self) -> None:
         """End workers that may hang: torch, and multiprocessing at exit, would wait for them even after SIGTERM."""
         for number in self._context.unstarted(self._workers):
             self._unwatch()
             self._context.end(self._workers[number], number)
-
-    def end_pinning(self) -> None:
-        """End torch's pin thread at exit: Python aborts if a thread is in C++ when the interpreter ends."""
-        thread = self.__dict__.get("_pin_memory_thread")
-        if thread is not None and self._path.pid == os.getpid():
-            self._pin_memory_thread_done_event.set()
-            self._lane.results.put((None, None))  # wakes it
-            thread.join(_PINNING_ENDS_S)
-
-    def _watch(self) -> None:
-        """Let torch's handler of SIGCHLD raise for the workers that run now."""
-        _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
-        self._worker_pids_set = True
 
     def _unwatch(self) -> None:
         """Keep torch's handler of SIGCHLD from raising for workers that we kill."""
@@ -254,35 +228,26 @@ class LaneIterator(_TorchsIterator):
             return
         if "_lane" not in self.__dict__ or self._path.pid != os.getpid():
             return  # a child that the user forked inherits the iterator, but not its workers
+        workers = self.__dict__.get("_workers")
         try:
-            if hasattr(self, "_workers"):
-                self._end_workers()
+            if workers is not None:
+                self.__dict__.setdefault("_workers_status", [True] * len(workers))
+                try:
+                    self.end_unstarted()
+                finally:
+                    super()._shutdown_workers()
         finally:
-            if not hasattr(self, "_workers") or self._shutdown:  # torch leaves it False when Python ends
-                self._end_lane()
-
-    def _end_lane(self) -> None:
-        are_gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
-        self._task_info = {}
-        if self._transform is not None:
-            self._transform.forget()
-        self._lane.end(workers_are_gone=are_gone)
+            if workers is None or self._shutdown:  # torch leaves it False when Python ends
+                are_gone = not any(process.is_alive() for process in workers or ())
+                self._task_info = {}
+                if self._transform is not None:
+                    self._transform.forget()
+                self._lane.end(workers_are_gone=are_gone)
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
         super()._mark_worker_as_unavailable(worker_id, shutdown)
         if shutdown and self._lane.pool is not None:
             self._lane.pool.arrivals.discard()  # a worker waits if the socket has no room for its new slot
-
-    def _end_workers(self) -> None:
-        self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
-        try:
-            self.end_unstarted()
-        finally:
-            super()._shutdown_workers()
-
-
-def _pins(loader: DataLoader[Any]) -> bool:
-    return loader.pin_memory and torch.cuda.is_available()
 
 
 def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: bool) -> Balance | None:
@@ -294,9 +259,17 @@ def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: 
     """
     if not path.options.balance or not loader.in_order:
         return None
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    if is_iterable or has_turns_in_state:
-        path.notices.warn(_SHARES_ARE_FIXED if is_iterable else _TURNS_ARE_STATE)
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        path.notices.warn(
+            "balance=True changes nothing for an iterable dataset, because each worker has its own share of the "
+            "samples; to take batches as they come, use in_order=False"
+        )
+        return None
+    if has_turns_in_state:
+        path.notices.warn(
+            "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its "
+            "workers; use numapin.DataLoader(balance=True)"
+        )
         return None
     return Balance(loader.num_workers)
 
@@ -306,11 +279,19 @@ class SlotIterator(LaneIterator, _MultiProcessingDataLoaderIter):
 
 
 def _end_at_exit(reference: weakref.ref[LaneIterator]) -> None:
-    """End an iterator's pin thread, and workers that may hang, before multiprocessing waits for these."""
+    """End torch's pin thread, and workers that may hang, before multiprocessing waits for these.
+
+    Python aborts if a thread is in C++ when the interpreter ends.
+    """
     iterator = reference()
-    if iterator is not None:
-        iterator.end_pinning()
-        iterator.end_unstarted()
+    if iterator is None:
+        return
+    thread = iterator.__dict__.get("_pin_memory_thread")
+    if thread is not None and iterator._path.pid == os.getpid():
+        iterator._pin_memory_thread_done_event.set()
+        iterator._lane.results.put((None, None))  # wakes it
+        thread.join(2)  # not for ever: it may wait for a user's type
+    iterator.end_unstarted()
 
 
 class _Moving:
@@ -330,10 +311,8 @@ class _Moving:
         try:
             data = super()._next_data()  # type: ignore[misc]
             return move_and_transform(self._options, data, self._num_yielded + self._num_failed)
-        except StopIteration:
-            raise
-        except BaseException:  # Ctrl-C, too
-            self._num_failed += 1
+        except BaseException as error:  # Ctrl-C, too
+            self._num_failed += not isinstance(error, StopIteration)
             raise
 
 

@@ -1,4 +1,4 @@
-"""Find the nodes and CPUs for a rank's pinned memory, workers and pin thread, and bind its threads there.
+"""Find the nodes and CPUs for a rank's pinned memory, workers and pin thread.
 
 Under `numapin run` the launcher has decided. Without it, the rank asks the planner about its own GPU, as the launcher
 would.
@@ -7,7 +7,6 @@ would.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,42 +15,27 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Memory, Request
-from numapin.rank import bind
 from numapin.rank.become import BINDING, read_binding
-from numapin.system import cuda
 from numapin.system.tree import NODES, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
-
-    from numapin.data.stats import Notices
     from numapin.plan.model import RankPlan
 
 _LIVE: Final = Path("/")
-_ON_ITS_NODES: Final = frozenset({Memory.LOCAL, Memory.PREFERRED, Memory.BIND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locality:
-    """The nodes and CPUs where a rank's memory and threads belong.
+    """The nodes and CPUs where a rank's memory and threads belong."""
 
-    Attributes:
-        nodes: The nodes for pinned memory. Empty: unknown, the memory policy decides.
-        cpus: The CPUs for workers and pin thread. Empty: they stay as they are.
-        memory: The rank's memory policy. None: it stays as it is.
-        num_machine_nodes: The number of nodes of the machine, of every kind.
-        reason: Why these.
-        within: The only nodes where pages may be, so that they do not spill into GPU memory. Empty: not limited.
-    """
-
-    nodes: CpuSet
-    cpus: CpuSet
-    memory: Memory | None
-    num_machine_nodes: int
-    reason: str
-    within: CpuSet = CpuSet()
+    nodes: CpuSet  # for pinned memory; empty: unknown, the memory policy decides
+    cpus: CpuSet  # for workers and pin thread; empty: they stay as they are
+    memory: Memory | None  # the rank's memory policy; None: it stays as it is
+    num_machine_nodes: int  # of every kind
+    reason: str  # why these
+    within: CpuSet = CpuSet()  # the only nodes where pages may be, lest they spill into GPU memory; empty: all
 
 
 def find_locality(
@@ -81,10 +65,12 @@ def find_locality(
         rank, reason = _planned_for(device_index, environ, root)
     if rank is None:
         return Locality(nodes=nodes, cpus=CpuSet(), memory=None, num_machine_nodes=len(online), reason=reason)
-    # If the plan's policy names no nodes, or is interleave, the policy places the pinned pages.
-    planned = rank.nodes if rank.memory in _ON_ITS_NODES else CpuSet()
+    if len(online) == 1:
+        nodes = online
+    elif rank.memory not in (Memory.NONE, Memory.INTERLEAVE):  # else the policy places the pinned pages
+        nodes = rank.nodes
     return Locality(
-        nodes=online if len(online) == 1 else planned,
+        nodes=nodes,
         cpus=rank.cpus,
         memory=None if rank.memory is Memory.NONE else rank.memory,
         num_machine_nodes=len(online),
@@ -139,50 +125,3 @@ def _planned_for(device_index: int, environ: Mapping[str, str], root: Path) -> t
         return None, f"{unknown}: {error.message}; {error.hint}"
     seen = "no GPU with this CUDA index was found" if gpu is None else "no source reports it"
     return None, f"{unknown}: {seen}; if you know it, set it with node=N; see: numapin topo"
-
-
-class Home:
-    """The place where one loader's memory and threads belong, found when it is first needed."""
-
-    def __init__(self, *, device: torch.device | None, node: int | None, notices: Notices) -> None:
-        """Take the GPU that batches go to (None: they stay on the host) and the user's node (None: not named)."""
-        self._device, self._node, self._notices = device, node, notices
-        self._locality: Locality | None = None
-
-    @property
-    def device_index(self) -> int:
-        """Return the index of the loader's GPU; the current one if batches stay on the host."""
-        import torch
-
-        if self._device is None or self._device.index is None:
-            return torch.cuda.current_device()
-        return self._device.index
-
-    @property
-    def locality(self) -> Locality:
-        """Return the nodes and CPUs."""
-        import torch
-
-        if self._locality is None:
-            uses_cuda = self._device is not None or torch.cuda.is_initialized()
-            index = self.device_index if uses_cuda else None
-            self._locality = find_locality(environ=os.environ, node=self._node, device_index=index)
-            if self._locality.cpus or self._locality.memory:
-                # Report what the kernel refuses to a thread: it refuses the same to the workers.
-                thread = threading.Thread(target=self.bind_this_thread, name="numapin-trial")
-                thread.start()
-                thread.join()
-        return self._locality
-
-    def bind_this_thread(self) -> None:
-        """Bind the calling thread to the CPUs and nodes, and let it work beside captures of CUDA graphs."""
-        import torch
-
-        locality = self.locality
-        for refused in bind.bind_thread(
-            cpus=locality.cpus, memory=locality.memory, nodes=locality.nodes, within=locality.within
-        ):
-            self._notices.report_refusal(refused)
-        driver = cuda.driver() if torch.cuda.is_initialized() else None
-        if driver is not None:
-            driver.relax_capture()

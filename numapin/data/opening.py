@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,17 +29,10 @@ if TYPE_CHECKING:
     from numapin.data.message import Head, Parcel
     from numapin.system.cuda import Driver, Event
 
-_SMALL_BYTES: Final = 256 << 10
-_SMALL_RATIO: Final = 8
 _AHEAD: Final = 2  # batches whose copies are started before they are due
 _IN_FLIGHT: Final = 4  # copies; with more, the workers would run out of slots
-_DRAIN_S: Final = 1.0
-_LOOK_S: Final = 0.001  # between looks whether a capture has ended
-_TIMED_EVERY: Final = 16  # copies; a timed one needs two more events
-_SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors get separate memory
 _USUAL: Final = frozenset((torch.float32, torch.int64, torch.uint8, torch.bfloat16, torch.float16, torch.bool))
 """The dtypes that are copied as such; others as bytes, because torch 2.9 cannot copy four-bit floats."""
-_FEW_RUNS: Final = 4  # small ranges that are copied from the slot; one kernel gathers more than these
 
 
 class Copier:
@@ -125,22 +119,18 @@ class Pinner(Lender):
         """Return the batch as torch's pin thread does, or the error of a user's type."""
         try:
             with self._driver.relaxed_capture():  # as on that thread: allocating pinned memory may query events
-                return rebuild(super().open(parcel), _pin, is_leaf=_can_pin)
+                opened = super().open(parcel)
+                return rebuild(opened, methodcaller("pin_memory"), is_leaf=lambda value: hasattr(value, "pin_memory"))
         except Exception:  # noqa: BLE001 - a user's type may raise anything
             return ExceptionWrapper(where=self._where)
 
 
-def _can_pin(value: object) -> bool:
-    return hasattr(value, "pin_memory")
-
-
-def _pin(value: Any) -> object:  # noqa: ANN401 - any type that has the method
-    return value.pin_memory()
-
-
 def is_small(num_bytes: int, batch_bytes: int) -> bool:
-    """Return whether a tensor is so small beside its batch that it must not keep the batch's memory alive."""
-    return num_bytes <= _SMALL_BYTES and num_bytes * _SMALL_RATIO < batch_bytes
+    """Return whether a tensor is so small beside its batch that it must not keep the batch's memory alive.
+
+    That is up to 256 KiB, and less than an eighth of the batch.
+    """
+    return num_bytes <= 256 << 10 and num_bytes * 8 < batch_bytes
 
 
 def copied(view: memoryview, start: int, size: int) -> memoryview:
@@ -150,24 +140,15 @@ def copied(view: memoryview, start: int, size: int) -> memoryview:
 
 @dataclass(slots=True)
 class _Copy:
-    """A batch's bytes on the device.
+    """A batch's bytes on the device."""
 
-    Attributes:
-        buffer: All bytes of the batch, once `event` has passed; `storage` is its own.
-        event: The end of the copies. It is another copy's once `is_done`.
-        small: A separate copy of the small tensors; None without small tensors.
-        runs: The (start, end) of the ranges that `small` holds, in bytes of the batch.
-        timing: The beginning and the end of the copy to `buffer`, for one in `_TIMED_EVERY`; before `event`.
-        is_done: Whether the copy was seen to have ended.
-    """
-
-    buffer: torch.Tensor
-    storage: torch.UntypedStorage
-    event: Event
-    small: torch.Tensor | None
-    runs: tuple[tuple[int, int], ...]
-    timing: tuple[Event, Event] | None = None
-    is_done: bool = False
+    buffer: torch.Tensor  # all bytes of the batch, once `event` has passed
+    storage: torch.UntypedStorage  # of `buffer`
+    event: Event  # the end of the copies; another copy's once `is_done`
+    small: torch.Tensor | None  # a separate copy of the small tensors, if there are any
+    runs: tuple[tuple[int, int], ...]  # the (start, end) of the ranges that `small` holds, in bytes of the batch
+    timing: tuple[Event, Event] | None = None  # the beginning and the end of the copy to `buffer`, before `event`
+    is_done: bool = False  # whether the copy was seen to have ended
 
     def place(self, start: int, num_bytes: int) -> tuple[torch.UntypedStorage, int]:
         """Return where the `num_bytes` from `start` of the batch are: a storage, and the byte where they begin."""
@@ -184,7 +165,7 @@ class _Copy:
 def small_runs(head: Head) -> tuple[tuple[int, int], ...]:
     """Return the (start, end) of a batch's small tensors, in bytes, neighbors joined; none for small batches."""
     num_bytes = head.slot_bytes
-    if num_bytes < _SPLIT_BYTES:
+    if num_bytes < 2 << 20:
         return ()
     runs: list[tuple[int, int]] = []
     for start, size in sorted(head.storages):
@@ -325,10 +306,10 @@ class Mover:
 
     def drain(self) -> None:
         """Release all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""
-        until_s = time.monotonic() + _DRAIN_S
+        until_s = time.monotonic() + 1
         while self._reading and time.monotonic() < until_s:
             if not self._wait_for(self._reading[-1][0]):
-                time.sleep(_LOOK_S)
+                time.sleep(0.001)
             self.poll()
 
     def poll(self) -> None:
@@ -368,21 +349,9 @@ class Mover:
     def _start_in_context(self, parcel: Parcel) -> _Copy:
         current = _get_device()  # in the block of our context it is our device
         if self._has_context(current):
-            return self._start_on_our_stream(parcel, current)
+            return self._start_on_our_stream(parcel.head, parcel.view, current)
         with self._context:
-            return self._start_on_our_stream(parcel, current)
-
-    def _start_on_our_stream(self, parcel: Parcel, current: int) -> _Copy:
-        index = self.device.index
-        ours = _get_stream(index)
-        others = None if current == index else _get_stream(current)
-        try:
-            _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
-            return self._begin(parcel.head, parcel.view)
-        finally:
-            _set_stream(ours)
-            if others is not None:  # this also restores the current device
-                _set_stream(others)
+            return self._start_on_our_stream(parcel.head, parcel.view, current)
 
     def _in_context(self) -> AbstractContextManager[None]:
         """Return a block in which the device's context is the calling thread's."""
@@ -401,37 +370,45 @@ class Mover:
             self._threads.have_context = True
         return True
 
-    def _begin(self, head: Head, view: memoryview) -> _Copy:
-        runs = small_runs(head)
-        # All memory before the first copy: without memory, the slot is free again, and nothing may read it.
-        buffer = self._empty(len(view))
-        storage = buffer.untyped_storage()
-        keep_in_children(storage)
-        small = None
-        if runs:
-            small = self._empty(sum(last - first for first, last in runs))
-            keep_in_children(small.untyped_storage())
+    def _start_on_our_stream(self, head: Head, view: memoryview, current: int) -> _Copy:
         driver, index, stream = self._driver, self.device.index, self._handle
-        source = memory.address_of(view)
-        self._num_copies += 1
-        is_timed = self._num_copies % _TIMED_EVERY == 0
-        began = driver.record(index, stream=stream, is_timed=True) if is_timed else None
+        ours = _get_stream(index)
+        others = None if current == index else _get_stream(current)
         try:
-            driver.copy_to_device(storage.data_ptr(), source, len(view), stream)
-            timing = None if began is None else (began, driver.record(index, stream=stream, is_timed=True))
-            if small is not None and len(runs) > _FEW_RUNS:
-                torch.cat([buffer[first:last] for first, last in runs], out=small)
-            elif small is not None:
-                target = small.data_ptr()
-                for first, last in runs:
-                    driver.copy_to_device(target, source + first, last - first, stream)
-                    target += last - first
-            copy = _Copy(buffer, storage, driver.record(index, stream=stream), small, runs, timing)
-        except BaseException:
-            self._lost.append(view)  # the GPU may still read it
-            raise
-        self._reading.append((copy, view))
-        return copy
+            _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
+            runs = small_runs(head)
+            # All memory before the first copy: without memory, the slot is free again, and nothing may read it.
+            buffer = self._empty(len(view))
+            storage = buffer.untyped_storage()
+            keep_in_children(storage)
+            small = None
+            if runs:
+                small = self._empty(sum(last - first for first, last in runs))
+                keep_in_children(small.untyped_storage())
+            source = memory.address_of(view)
+            self._num_copies += 1
+            is_timed = self._num_copies % 16 == 0  # not each: it takes two more events
+            began = driver.record(index, stream=stream, is_timed=True) if is_timed else None
+            try:
+                driver.copy_to_device(storage.data_ptr(), source, len(view), stream)
+                timing = None if began is None else (began, driver.record(index, stream=stream, is_timed=True))
+                if small is not None and len(runs) > 4:  # one kernel gathers what would be many copies
+                    torch.cat([buffer[first:last] for first, last in runs], out=small)
+                elif small is not None:
+                    target = small.data_ptr()
+                    for first, last in runs:
+                        driver.copy_to_device(target, source + first, last - first, stream)
+                        target += last - first
+                copy = _Copy(buffer, storage, driver.record(index, stream=stream), small, runs, timing)
+            except BaseException:
+                self._lost.append(view)  # the GPU may still read it
+                raise
+            self._reading.append((copy, view))
+            return copy
+        finally:
+            _set_stream(ours)
+            if others is not None:  # this also restores the current device
+                _set_stream(others)
 
     def _empty(self, num_bytes: int) -> torch.Tensor:
         return self._template.new_empty(num_bytes)  # less to parse than for torch.empty
@@ -439,20 +416,17 @@ class Mover:
 
 def _get_handle(index: int) -> int:
     """Return a device's current stream as the driver's own number."""
-    handle: int = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001
-    return handle
+    return torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001
 
 
 def _get_stream(index: int) -> tuple[int, int, int]:
     """Return a device's current stream as torch's own numbers, ten times as fast as torch.cuda.current_stream."""
-    key: tuple[int, int, int] = torch._C._cuda_getCurrentStream(index)  # noqa: SLF001
-    return key
+    return torch._C._cuda_getCurrentStream(index)  # noqa: SLF001
 
 
 def _get_device() -> int:
     """Return the current device, five times as fast as torch.cuda.current_device."""
-    index: int = torch._C._cuda_getDevice()  # noqa: SLF001
-    return index
+    return torch._C._cuda_getDevice()  # noqa: SLF001
 
 
 def _set_stream(key: tuple[int, int, int]) -> None:

@@ -1,4 +1,4 @@
-"""The data path of a loader, kept for its whole life: its home, its pools, its openers, its counts.
+"""The data path of a loader, kept for its whole life: its place, its pools, its openers, its counts.
 
 It is kept beside the loader, not in it, so that frameworks may copy, pickle and rebuild loaders as they like.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Integral, Real
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -21,7 +22,7 @@ import torch
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.handover import HandedDown
-from numapin.data.locality import Home
+from numapin.data.locality import find_locality
 from numapin.data.message import NO_MEMORY, Parcel
 from numapin.data.opening import Copier, Lender, Mover, Pinner
 from numapin.data.packing import MOST_KEPT
@@ -30,6 +31,7 @@ from numapin.data.queues import ResultQueue, TaskQueue
 from numapin.data.stats import Counts, Notices, Stats, share_on
 from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
 from numapin.errors import UsageError
+from numapin.rank import bind
 from numapin.steps.totals import totals_of
 from numapin.system import calls, cuda, memory
 
@@ -40,44 +42,21 @@ if TYPE_CHECKING:
 
     from numapin.data.balance import Balance
     from numapin.data.casting import Casts
+    from numapin.data.locality import Locality
     from numapin.data.message import Head
-
-_MAX_COPY_THREADS: Final = 4
-_PUBLISH_S: Final = 0.1  # between two updates of what `numapin top` reads
-
-_NO_STORES: Final = (
-    f"libstores.so cannot be loaded, so large batches use a third more memory bandwidth; {calls.INSTALL_STORES}"
-)
-_MANY_ARE_KEPT: Final = (
-    f"your dataset or collate_fn keeps batch memory: more than {MOST_KEPT} batches in a worker, e.g. in a cache; "
-    "its next batches are copied once more; to avoid that, keep copies: tensor.clone()"
-)
-_NO_CONTEXT_EVENTS: Final = (
-    "this CUDA driver cannot report when a slot is free again, so batches are copied; update it to R555 or later"
-)
+    from numapin.data.slots import Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathOptions:
-    """Our options, as the user gave them.
+    """Our options, as the user gave them; those of `numapin.DataLoader`."""
 
-    Attributes:
-        device: The device for batches. None: they stay on the host.
-        pinned_budget: The most bytes to pin. None: as many as the machine allows.
-        node: The NUMA node. None: found.
-        strict: Whether a refusal is an error.
-        casts: The dtypes to narrow, as `casting.casts_of` returns them.
-        worker_threads: The threads of each library in a worker. 0: not limited. None: NUMAPIN_WORKER_THREADS, or 1.
-        balance: Whether the next task goes to the worker that will finish it first.
-        device_transform: What makes the loop's batch of one on the device.
-    """
-
-    device: torch.device | None = None
-    pinned_budget: int | None = None
-    node: int | None = None
-    strict: bool = False
+    device: torch.device | None = None  # for batches; None: they stay on the host
+    pinned_budget: int | None = None  # the most bytes to pin; None: as many as the machine allows
+    node: int | None = None  # None: found
+    strict: bool = False  # whether a refusal is an error
     casts: Casts = ()
-    worker_threads: int | None = None
+    worker_threads: int | None = None  # of each library in a worker; 0: not limited; None: NUMAPIN_WORKER_THREADS, or 1
     balance: bool = False
     device_transform: Callable[[Any], object] | None = None
 
@@ -88,20 +67,26 @@ class PathOptions:
             if not isinstance(value, bool):
                 raise UsageError(f"{name}={value!r} is neither True nor False", f"use {name}=True or {name}=False")
         if self.device is not None:
-            kind = self.device.type
-            if kind not in ("cuda", "cpu"):
-                raise UsageError(f"device={str(self.device)!r}: batches can be put on cuda or cpu", 'use device="cuda"')
-            if kind == "cuda" and not torch.cuda.is_available():
-                raise UsageError(f"device={str(self.device)!r}: CUDA shows no GPU", "see why with: numapin doctor")
+            text = f"device={str(self.device)!r}"
+            if self.device.type not in ("cuda", "cpu"):
+                raise UsageError(f"{text}: batches can be put on cuda or cpu", 'use device="cuda"')
+            if self.device.type == "cuda" and not torch.cuda.is_available():
+                raise UsageError(f"{text}: CUDA shows no GPU", "see why with: numapin doctor")
         if self.device_transform is not None and not callable(self.device_transform):
             hint = "pass a function of one batch, which returns what the loop gets"
             raise UsageError(f"device_transform={self.device_transform!r} cannot be called", hint)
-        if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
-            hint = "give bytes, such as 8e9; 0 means no slots"
-            _require_number("pinned_budget", self.pinned_budget, unit="bytes", hint=hint, is_whole=False)
-        if self.worker_threads is not None:
-            hint = "give a whole number; 0 leaves the libraries as they are"
-            _require_number("worker_threads", self.worker_threads, unit="threads", hint=hint)
+        for name, kind, unit, hint in (
+            ("pinned_budget", Real, "bytes", "give bytes, such as 8e9; 0 means no slots"),
+            ("worker_threads", Integral, "threads", "give a whole number; 0 leaves the libraries as they are"),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            is_special = isinstance(value, bool) or (isinstance(value, float) and math.isnan(value))
+            if is_special or not isinstance(value, kind):
+                raise UsageError(f"{name}={value!r} is not a number of {unit}", hint)
+            if value < 0:
+                raise UsageError(f"{name}={value}: a number of {unit} cannot be negative", hint)
 
     @property
     def cuda_device(self) -> torch.device | None:
@@ -169,9 +154,17 @@ class Lane:
         return HandedDown(list if self.pool is None else partial(self.pool.files_of, worker))
 
     def _accept(self, head: Head, body: bytes) -> Parcel:
+        """Count a batch; report why it did not travel in a slot, or why the worker's next ones are copied into one."""
         if self.balance is not None:
             self.balance.note_arrival(head.worker)
-        self._path.note_arrival(head)
+        self._path.counts.note_arrival(head)
+        if head.miss is not None:
+            self._path.notices.report_miss(head.miss)
+        if len(head.report.kept) > MOST_KEPT:
+            self._path.notices.warn(
+                f"your dataset or collate_fn keeps batch memory: more than {MOST_KEPT} batches in a worker, e.g. in a "
+                "cache; its next batches are copied once more; to avoid that, keep copies: tensor.clone()"
+            )
         view, slot = (NO_MEMORY, None) if self.pool is None else self.pool.lend(head)
         parcel = Parcel(head, body, view, slot)
         self.opener.arrived(parcel)
@@ -203,62 +196,78 @@ class Lane:
                     self._path.take_back(pool, is_usable=is_usable)
 
 
-class _Pools:
-    """A loader's pools that are open or still have batches, and what they may pin.
-
-    Each pool asks it for its budget, so it must refer neither to them nor to the path, which would be a cycle.
-    """
-
-    def __init__(self, home: Home, limit_bytes: int | None) -> None:
-        self._home, self._limit_bytes = home, limit_bytes
-        self._references: list[weakref.ref[Pool]] = []
-
-    def __iter__(self) -> Iterator[Pool]:
-        """Yield the pools; in any thread, so the list is replaced and never changed."""
-        return (pool for pool in [reference() for reference in self._references] if pool is not None)
-
-    def add(self, pool: Pool) -> None:
-        """Add a pool, and forget those that are gone."""
-        self._references = [weakref.ref(each) for each in (*self, pool)]
-
-    def budget_bytes(self) -> int | None:
-        """Return how many more bytes may be pinned; None: no bound is known."""
-        if self._limit_bytes is not None:
-            return max(0, self._limit_bytes - sum(slot.pinned_bytes for pool in self for slot in pool.slots))
-        return read_room(Path("/"), nodes=self._home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
-
-
 class DataPath:
     """One loader's data path."""
 
     def __init__(self, options: PathOptions) -> None:
         self.options, self.pid = options, os.getpid()
         self.notices = Notices(is_strict=options.strict)
-        self.home = Home(device=options.cuda_device, node=options.node, notices=self.notices)
         self.counts, self._totals = Counts(), totals_of(self.pid)
         self._untold_waited_s = self._untold_stepped_s = self._publish_at_s = 0.0
         self._num_untold = self._num_bytes_told = 0
         self._idle: list[Pool] = []
-        self._pools = _Pools(self.home, options.pinned_budget)
+        self._pools: list[weakref.ref[Pool]] = []  # open, or with batches; replaced, because any thread may read it
+        self._budget_bytes = partial(_budget_bytes, weakref.ref(self))  # each pool has it: else there would be a cycle
         self._mover: Mover | None = None
+        self._locality: Locality | None = None
         self._is_closed = False
+
+    @property
+    def device_index(self) -> int:
+        """Return the index of the loader's GPU; the current one if batches stay on the host."""
+        device = self.options.cuda_device
+        return torch.cuda.current_device() if device is None or device.index is None else device.index
+
+    @property
+    def locality(self) -> Locality:
+        """Return the place where the loader's memory and threads belong, found when it is first needed."""
+        if self._locality is None:
+            uses_cuda = self.options.cuda_device is not None or torch.cuda.is_initialized()
+            index = self.device_index if uses_cuda else None
+            self._locality = find_locality(environ=os.environ, node=self.options.node, device_index=index)
+            if self._locality.cpus or self._locality.memory:
+                # Report what the kernel refuses to a thread: it refuses the same to the workers.
+                thread = Thread(target=self.bind_this_thread, name="numapin-trial")
+                thread.start()
+                thread.join()
+        return self._locality
+
+    def bind_this_thread(self) -> None:
+        """Bind the calling thread to the CPUs and nodes, and let it work beside captures of CUDA graphs."""
+        where = self.locality
+        for refused in bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes, within=where.within):
+            self.notices.report_refusal(refused)
+        driver = cuda.driver() if torch.cuda.is_initialized() else None
+        if driver is not None:
+            driver.relax_capture()
 
     def lane(self, loader: DataLoader[Any], *, pins: bool, result_queue: type[ResultQueue] = ResultQueue) -> Lane:
         """Return the lane of a new iterator."""
         self._is_closed = False
         opener = self._opener(pins=pins)
-        pool = partial(self._pool, self._pool_spec(loader, opener, pins=pins))
-        return Lane(self, opener, pool, result_queue)
+        spec = PoolSpec(
+            num_workers=loader.num_workers,
+            prefetch=loader.prefetch_factor or 2,
+            locality=self.locality,
+            device=self.device_index if pins or self.options.cuda_device is not None else 0,
+            driver=cuda.driver() if isinstance(opener, Mover | Pinner) else None,
+            reader=_reader,
+            budget_bytes=self._budget_bytes,
+            report=self.notices.report_refusal,
+            poison=os.environ.get("NUMAPIN_POISON") == "1",
+        )
+        return Lane(self, opener, partial(self._pool, spec), result_queue)
 
     def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
         """Return the first thing that the lane's workers run."""
         if pins and memory.may_pass_caches(platform.machine()) and not memory.can_pass_caches():
-            self.notices.warn(_NO_STORES)
+            effect = "libstores.so cannot be loaded, so large batches use a third more memory bandwidth"
+            self.notices.warn(f"{effect}; {calls.INSTALL_STORES}")
         return WorkerStart(
             arrivals=lane.pool.arrivals if lane.pool else None,
             serial=lane.pool.next_serial() if lane.pool else 0,
             rank=_this_rank(os.getpid()),
-            locality=self.home.locality,
+            locality=self.locality,
             pins=pins,
             moves=self.options.cuda_device is not None,
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
@@ -266,14 +275,6 @@ class DataPath:
             casts=self.options.casts,
             then=loader.worker_init_fn,
         )
-
-    def note_arrival(self, head: Head) -> None:
-        """Count a batch; report why it did not travel in a slot, or why the worker's next ones are copied into one."""
-        self.counts.note_arrival(head)
-        if head.miss is not None:
-            self.notices.report_miss(head.miss)
-        if len(head.report.kept) > MOST_KEPT:
-            self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:
         """Count a batch that was yielded, for `stats()` and, every 0.1 s, for `numapin top`."""
@@ -283,7 +284,7 @@ class DataPath:
             self._untold_stepped_s += stepped_s
             self._num_untold += 1
             if now_s >= self._publish_at_s:
-                self._publish_at_s = now_s + _PUBLISH_S
+                self._publish_at_s = now_s + 0.1
                 self.publish()
 
     def publish(self) -> None:
@@ -314,10 +315,15 @@ class DataPath:
         while self._idle:
             self._idle.pop().close()
 
+    def slots(self) -> list[Slot]:
+        """Return the slots of the pools that are open or still have batches."""
+        pools = [reference() for reference in self._pools]
+        return [slot for pool in pools if pool is not None for slot in pool.slots]
+
     def stats(self) -> Stats:
         """Return the counts so far."""
-        counts, locality = self.counts, self.home.locality
-        slots = [slot for pool in self._pools for slot in pool.slots]
+        counts, locality = self.counts, self.locality
+        slots = self.slots()
         return Stats(
             batches=counts.batches,
             bytes=counts.num_bytes,
@@ -351,31 +357,20 @@ class DataPath:
                     raise UsageError(f"{text}: libcuda.so.1 cannot be used", "see: numapin topo")
                 # A device_transform drops it most often at once. The user's own copies may still read it then.
                 lends_plain = self.options.device_transform is not None and driver.can_record_contexts
-                self._mover = Mover(torch.device("cuda", self.home.device_index), driver, lends_plain=lends_plain)
+                self._mover = Mover(torch.device("cuda", self.device_index), driver, lends_plain=lends_plain)
             return self._mover
         if not pins and not torch.cuda.is_initialized():
             return Lender(pins=False)
         driver = cuda.driver()
         if driver is None or not driver.can_record_contexts:
-            self.notices.report_refusal(_NO_CONTEXT_EVENTS)
+            self.notices.report_refusal(
+                "this CUDA driver cannot report when a slot is free again, so batches are copied; update it to R555 or "
+                "later"
+            )
             return Copier(pins=pins)
         if pins and self.options.pinned_budget != 0:
-            return Pinner(driver, self.home.device_index)
+            return Pinner(driver, self.device_index)
         return Lender(pins=pins)
-
-    def _pool_spec(self, loader: DataLoader[Any], opener: Copier | Mover, *, pins: bool) -> PoolSpec:
-        uses_gpu = pins or self.options.cuda_device is not None
-        return PoolSpec(
-            num_workers=loader.num_workers,
-            prefetch=loader.prefetch_factor or 2,
-            locality=self.home.locality,
-            device=self.home.device_index if uses_gpu else 0,
-            driver=cuda.driver() if isinstance(opener, Mover | Pinner) else None,
-            reader=_reader,
-            budget_bytes=self._pools.budget_bytes,
-            report=self.notices.report_refusal,
-            poison=os.environ.get("NUMAPIN_POISON") == "1",
-        )
 
     def _pool(self, spec: PoolSpec) -> Pool | None:
         """Return an idle pool of these properties, or a new one; None if none is wanted, or can be made."""
@@ -391,34 +386,33 @@ class DataPath:
         except OSError as error:
             self.notices.report_refusal(f"no slots, so torch sends the batches: {error.strerror}; see: ulimit -n")
             return None
-        self._pools.add(pool)
+        self._pools = [reference for reference in (*self._pools, weakref.ref(pool)) if reference() is not None]
         return pool
 
 
 def _num_copy_threads(num_workers: int, environ: Mapping[str, str]) -> int:
-    """Return the number of CPUs per worker of this rank, if the ranks of this host share the CPUs evenly.
+    """Return the number of CPUs per worker of this rank, at most 4, if the ranks of this host share the CPUs evenly.
 
     Rounded down: with more threads than CPUs, copies to the GPU take longer (docs/results/loader-threads-h200.txt).
     """
     num_cpus = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks_of(environ))
-    return max(1, min(num_cpus // num_workers, _MAX_COPY_THREADS))
+    return max(1, min(num_cpus // num_workers, 4))
+
+
+def _budget_bytes(reference: weakref.ref[DataPath]) -> int | None:
+    """Return how many more bytes may be pinned; None: no bound is known."""
+    path = reference()
+    if path is None:  # the loader is gone, and its pools are closed
+        return None
+    if path.options.pinned_budget is not None:
+        return max(0, path.options.pinned_budget - sum(slot.pinned_bytes for slot in path.slots()))
+    return read_room(Path("/"), nodes=path.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
 def _reader() -> cuda.Driver | None:
-    """Return the driver of the GPUs to which the user may be copying from slots; None while there are none."""
+    """Return the driver of the GPUs to which the user may be copying from slots; None while there are none.
+
+    Without context events only pageable slots are lent, and a copy from them has ended when its call returns.
+    """
     driver = cuda.driver() if torch.cuda.is_initialized() else None
-    # Without context events only pageable slots are lent, and a copy from them has ended when its call returns.
-    return driver if _can_record_contexts(driver) else None
-
-
-def _can_record_contexts(driver: cuda.Driver | None) -> bool:
-    return driver is not None and driver.can_record_contexts
-
-
-def _require_number(name: str, value: object, *, unit: str, hint: str, is_whole: bool = True) -> None:
-    """Raise UsageError unless an option is a number that is not negative, such as a number of threads."""
-    is_special = isinstance(value, bool) or (isinstance(value, float) and math.isnan(value))
-    if is_special or not isinstance(value, Integral if is_whole else Real):
-        raise UsageError(f"{name}={value!r} is not a number of {unit}", hint)
-    if value < 0:
-        raise UsageError(f"{name}={value}: a number of {unit} cannot be negative", hint)
+    return driver if driver is not None and driver.can_record_contexts else None

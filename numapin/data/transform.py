@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from numapin.system.cuda import Event
 
 Function: TypeAlias = "Callable[[Any], object]"
-Apply: TypeAlias = "Callable[[Function, Any], object]"
 
-_ATOMS: Final = (str, bytes, bytearray, memoryview, range)
 _PARTS: Final = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -40,17 +38,14 @@ _PARTS: Final = {
 }
 """The methods that return the memory of tensors which have none of their own."""
 _NUM_PROBED: Final = 2  # results of an iterator that are made when they are due, to see whether memory comes again
-_CAME_AGAIN: Final = (
-    "device_transform returned memory that it had returned before, so it is not called ahead of the loop any more; "
-    "have it return new tensors, e.g. tensor.clone()"
-)
-_IS_OVERWRITTEN: Final = "device_transform of batch {} filled memory of an earlier batch, whose values may be wrong now"
 
 
 class Transform:
     """A user's function, applied to the batches of one iterator."""
 
-    def __init__(self, function: Function, opener: Copier | Mover, apply: Apply, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, function: Function, opener: Copier | Mover, apply: Callable[..., object], warn: Callable[[str], None]
+    ) -> None:
         """Take how the function is applied to what the opener returns, which may hold more than the batch."""
         self._function, self._opener, self._apply, self._warn = function, opener, apply, warn
         self._mover = opener if isinstance(opener, Mover) else None
@@ -82,7 +77,8 @@ class Transform:
             except BaseException as error:  # noqa: BLE001 - Ctrl-C is raised at the next next(); this one has a batch
                 self._result = _Result(error=error)
             if self._comes_again:
-                self._warn(_IS_OVERWRITTEN.format(number))
+                text = f"device_transform of batch {number} filled memory of an earlier batch"
+                self._warn(f"{text}, whose values may be wrong now")
 
     def open(self, data: object, number: int) -> object:
         """Return the result of a batch that is due, or the error, for use by the current stream."""
@@ -127,7 +123,10 @@ class Transform:
         found = {ref(storage, self._returned.discard) for storage in storages}
         if not self._comes_again and not self._returned.isdisjoint(found):
             self._comes_again = True
-            self._warn(_CAME_AGAIN)
+            self._warn(
+                "device_transform returned memory that it had returned before, so it is not called ahead of the loop "
+                "any more; have it return new tensors, e.g. tensor.clone()"
+            )
         self._returned |= found
 
     def _call(self, opened: object, number: int) -> object:
@@ -139,19 +138,12 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of one batch.
+    """The result of one batch."""
 
-    Attributes:
-        value: The loop's batch, or a wrapper of the error that was raised while it was opened.
-        storages: The memory of its tensors.
-        event: The event after which it is ready; None without one.
-        error: Ctrl-C, or another error that is no Exception, instead of a value.
-    """
-
-    value: object = None
-    storages: list[torch.UntypedStorage] = field(default_factory=list)
-    event: Event | None = None
-    error: BaseException | None = None
+    value: object = None  # the loop's batch, or a wrapper of the error that was raised while it was opened
+    storages: list[torch.UntypedStorage] = field(default_factory=list)  # of its tensors
+    event: Event | None = None  # after which it is ready
+    error: BaseException | None = None  # Ctrl-C, or another error that is no Exception, instead of a value
 
 
 def move_and_transform(options: PathOptions, batch: object, number: int) -> object:
@@ -173,10 +165,8 @@ def put_on(device: torch.device, data: object) -> object:
             value = value.pin_memory()
         return value.to(device, non_blocking=True)
 
-    def can_move(value: object) -> bool:
-        return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
-
-    return rebuild(data, move, is_leaf=can_move)
+    storages = torch.UntypedStorage | torch.TypedStorage
+    return rebuild(data, move, is_leaf=lambda value: hasattr(value, "to") and not isinstance(value, storages))
 
 
 def transformed(function: Function, batch: object, number: int) -> object:
@@ -186,11 +176,7 @@ def transformed(function: Function, batch: object, number: int) -> object:
     try:
         return function(batch)
     except Exception:  # noqa: BLE001 - it is the user's
-        return ExceptionWrapper(where=_where(number))
-
-
-def _where(number: int) -> str:
-    return f"in device_transform of batch {number}"
+        return ExceptionWrapper(where=f"in device_transform of batch {number}")
 
 
 def _storages_in(value: object) -> set[torch.UntypedStorage]:
@@ -207,7 +193,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a functi
     left = [value]
     while left:
         value = left.pop()
-        if id(value) in seen or isinstance(value, _ATOMS) or callable(value):
+        if id(value) in seen or isinstance(value, str | bytes | bytearray | memoryview | range) or callable(value):
             continue
         seen[id(value)] = value
         if not isinstance(value, torch.Tensor):

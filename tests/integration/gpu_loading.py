@@ -77,7 +77,7 @@ def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iter
 
 def lies_in_slot(loader: Any, tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory is in a slot of the loader."""
-    slots = [slot for pool in loader._numapin_path._pools for slot in pool.slots]
+    slots = loader._numapin_path.slots()
     return any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in slots)
 
 

@@ -161,7 +161,7 @@ def _pin_thread(loader: numapin.DataLoader[torch.Tensor]) -> dict[str, object]:
     found: dict[str, object] = {}
 
     def work() -> None:
-        loader._numapin_path.home.bind_this_thread()
+        loader._numapin_path.bind_this_thread()
         found.update(cpus=_cpus("thread-self"), policy=probe._policy())
 
     thread = threading.Thread(target=work)

@@ -29,7 +29,7 @@ def _one_thread() -> Iterator[None]:
 def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
     """Give a new loader's data path, on an unknown machine."""
     made = DataPath(PathOptions())
-    monkeypatch.setattr(made.home, "_locality", ANYWHERE)
+    monkeypatch.setattr(made, "_locality", ANYWHERE)
     yield made
     made.close()
 

@@ -105,8 +105,10 @@ def test_stats_of_slots(path: DataPath) -> None:
 
 def test_what_is_said_once_is_a_note(path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
     """A reason with a remedy is reported on stderr at its first batch only, and stays in the notes."""
+    lane = path.lane(DataLoader(range(8), num_workers=1), pins=False)  # type: ignore[arg-type]
     for _ in range(3):
-        path.note_arrival(HEAD._replace(miss=Miss.UNSUPPORTED))
+        lane._accept(make_head(miss=Miss.UNSUPPORTED), b"")
+    lane.end(workers_are_gone=True)
     said = capsys.readouterr().err
     assert said.count("numapin: warning:") == 1
     assert said.endswith("travel in torch's shared memory\n")

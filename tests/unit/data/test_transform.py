@@ -200,8 +200,8 @@ def test_the_user_s_own_copies_from_an_array(loader: Any, calls: Calls, fake_cud
     iterator = iter(loader)
     assert numbers_of([next(iterator)]) == [0]
     next(iterator)
-    pools = loader._numapin_path._pools
-    (slot,) = (slot for pool in pools for slot in pool.slots if 0 <= places[0] - slot.address < slot.num_bytes)
+    slots = loader._numapin_path.slots()
+    (slot,) = (slot for slot in slots if 0 <= places[0] - slot.address < slot.num_bytes)
     assert not slot.is_in_use
     assert slot.lease is not None  # still held back
     fake_cuda.pass_events()
