@@ -1,7 +1,7 @@
 """The layout of data in shared memory. Lists are written and read entry by entry, arrays and tensors as they are.
 
-All else is a pickle, which refers to long lists, dicts and tensors. It is preceded by its length and the spans of the
-arrays in it, which lie elsewhere in the memory (pickle's protocol 5). At the end is the position of the root pickle.
+All else is a pickle, preceded by its length, which refers to long lists, dicts, tensors and the buffers of arrays: they
+lie elsewhere in the memory. The position of the root pickle is at the end.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
     from numapin.sharing.sealed import Sealed, Unsealed
 
-_HEADER: Final = struct.Struct("<QQ")  # bytes of the pickle, number of its spans
-_ROOT: Final = struct.Struct("<Q")
-_WORD_BYTES: Final = 8
+_WORD: Final = struct.Struct("<Q")
 _LONG: Final = 1000  # entries; shorter lists inside of other data are pickled with it
 _LONG_TEXT: Final = 1 << 20
 _CHUNK: Final = 4096  # entries that are written at once
@@ -59,7 +57,7 @@ def pack(data: object, draft: Unsealed) -> None:
     if type(data) in (bytes, bytearray, memoryview):
         data = pickle.PickleBuffer(data)  # type: ignore[arg-type] # one of these three
     root = draft.put(_Pickler(draft, data, {}).pickled(data), is_aligned=True)
-    draft.put(_ROOT.pack(root))
+    draft.put(_WORD.pack(root))
 
 
 class _Pickler(pickle.Pickler):
@@ -71,18 +69,20 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, draft: Unsealed, outermost: object, written: dict[int, tuple[object, Reference]]) -> None:
         self._draft, self._outermost, self._written = draft, outermost, written
-        self._stream, self._spans = io.BytesIO(), array("Q")
+        self._stream = io.BytesIO()
         self._states: dict[int, object] = {}  # by id, which is not given again while the object is here
-        super().__init__(self._stream, 5, buffer_callback=self._put_buffer)
+        super().__init__(self._stream, 5)
 
     def pickled(self, value: object) -> bytes:
-        """Return the pickle of a value, with its header; write what it refers to."""
+        """Return the pickle of a value, after its length; write what it refers to."""
         self.dump(value)
-        content = self._stream.getbuffer()
-        return b"".join((_HEADER.pack(len(content), len(self._spans) // 2), self._spans.tobytes(), content))
+        return _WORD.pack(self._stream.tell()) + self._stream.getbuffer()
 
     def persistent_id(self, value: Any) -> Reference | None:  # noqa: ANN401 - any object
         kind = type(value)
+        if kind is pickle.PickleBuffer:
+            raw = value.raw()
+            return "buffer", self._draft.put(raw, is_aligned=True), raw.nbytes
         torch = sys.modules.get("torch")
         is_tensor = torch is not None and kind is torch.Tensor
         is_long = kind in _CONTAINERS and (len(value) >= _LONG or value is self._outermost)
@@ -107,10 +107,6 @@ class _Pickler(pickle.Pickler):
         if type(state) in _CONTAINERS:  # __setstate__ may need this very type; what is in it may be shared
             self._states[id(state)] = state
         return reduced
-
-    def _put_buffer(self, buffer: pickle.PickleBuffer) -> None:
-        raw = buffer.raw()
-        self._spans.extend((self._draft.put(raw, is_aligned=True), raw.nbytes))
 
     def _put_list(self, values: Sequence[object]) -> Reference:
         """Write each entry, and a table of their positions and the end of the last one."""
@@ -190,7 +186,7 @@ def _hash_of(key: object) -> int:
 
 def read(sealed: Sealed) -> Any:  # noqa: ANN401 - data of any kind
     """Return the data in shared memory."""
-    (start,) = _ROOT.unpack_from(sealed, len(sealed) - _ROOT.size)
+    (start,) = _WORD.unpack_from(sealed, len(sealed) - _WORD.size)
     return _unpickled(sealed, memoryview(sealed)[start:])
 
 
@@ -275,9 +271,7 @@ class SharedDict(_Shared, Mapping[Any, Any]):
 
     __slots__ = ("_hashes", "_keys", "_order", "entries")
 
-    def __init__(
-        self, sealed: Sealed, keys: tuple[Any, ...], entries: tuple[Any, ...], hashes: int, order: int
-    ) -> None:
+    def __init__(self, sealed: Sealed, keys: Reference, entries: Reference, hashes: int, order: int) -> None:
         self._reference = sealed, keys, entries, hashes, order
         self._keys, self.entries = SharedList(sealed, *keys), SharedList(sealed, *entries)
         self._hashes, self._order = (_table(sealed, position, len(self._keys)) for position in (hashes, order))
@@ -328,22 +322,20 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickled(sealed: Sealed, content: memoryview) -> Any:  # noqa: ANN401 - data of any kind
     """Return the value of the pickle at the start of some bytes; arrays in it are read-only views of the memory."""
-    num_bytes, num_spans = _HEADER.unpack_from(content)
-    end = _HEADER.size + 2 * num_spans * _WORD_BYTES
-    spans = iter(content[_HEADER.size : end].cast("Q"))
-    view = memoryview(sealed).toreadonly()
-    buffers = [view[start : start + size] for start, size in zip(spans, spans, strict=True)]
-    unpickler = _Unpickler(io.BytesIO(content[end : end + num_bytes]), buffers=buffers)
+    (num_bytes,) = _WORD.unpack_from(content)
+    unpickler = _Unpickler(io.BytesIO(content[_WORD.size : _WORD.size + num_bytes]))
     unpickler.sealed = sealed
-    value = unpickler.load()
-    if buffers:
-        passing.register()
-    return value
+    return unpickler.load()
 
 
 def _table(sealed: Sealed, position: int, length: int) -> memoryview:
-    return memoryview(sealed)[position : position + length * _WORD_BYTES].cast("Q")
+    return memoryview(sealed)[position : position + length * _WORD.size].cast("Q")
 
 
-_KINDS: Final[dict[str, Any]] = {"list": SharedList, "dict": SharedDict, "tensor": passing.tensor_at}
+_KINDS: Final[dict[str, Any]] = {
+    "list": SharedList,
+    "dict": SharedDict,
+    "tensor": passing.tensor_at,
+    "buffer": passing.view_at,
+}
 """By the kind of a pickle's reference to data outside of it."""

@@ -15,7 +15,6 @@ import os
 import socket
 import struct
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -82,18 +81,6 @@ def address_of(environ: Mapping[str, str], name: str) -> str:
     return f"\0numapin-share-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
-_listeners: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()
-
-
-def _close_listeners() -> None:
-    """Close the first rank's sockets in a process that it has forked: else the other ranks would not see it end."""
-    for listener in tuple(_listeners):
-        listener.close()
-
-
-os.register_at_fork(after_in_child=_close_listeners)
-
-
 class FirstRank:
     """The first rank's side. It listens before the data is made, so that the others see whether it still runs."""
 
@@ -101,7 +88,8 @@ class FirstRank:
         self._missing = set(range(1, num_ranks))
         self._waiting: dict[Hello, socket.socket] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _listeners.add(self._socket)
+        # Else the other ranks would not see this process end while one runs that it has forked.
+        os.register_at_fork(after_in_child=self._socket.close)
         try:
             self._socket.bind(address)
         except OSError as error:

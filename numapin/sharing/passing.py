@@ -27,7 +27,7 @@ _PROTOCOL: Final = 4  # numpy's and Arrow's way without buffers out of the pickl
 _registered: Final[set[str]] = set()
 
 
-def register() -> None:
+def _register() -> None:
     """Let multiprocessing pass arrays that lie in shared memory by reference, for each library that is loaded.
 
     From then on torch's collate functions do not warn of arrays that cannot be written, in the whole process.
@@ -60,7 +60,7 @@ def _array_at(
 ) -> object:
     import numpy as np
 
-    register()
+    _register()
     return np.ndarray(shape, dtype, memoryview(sealed).toreadonly(), position, strides)
 
 
@@ -82,7 +82,7 @@ def tensor_at(
     """Return the tensor at a position of shared memory. A write to it changes this process's copy of the page only."""
     import torch
 
-    register()
+    _register()
     kind = getattr(torch, dtype)
     if 0 in shape:
         return torch.empty(shape, dtype=kind, device="cpu")
@@ -98,8 +98,13 @@ def _reduce_buffer(buffer: Any) -> Any:  # noqa: ANN401 - pyarrow is optional
 
 
 def _buffer_at(sealed: Sealed, position: int, num_bytes: int) -> object:
-    register()
-    return import_module("pyarrow").py_buffer(memoryview(sealed).toreadonly()[position : position + num_bytes])
+    return import_module("pyarrow").py_buffer(view_at(sealed, position, num_bytes))
+
+
+def view_at(sealed: Sealed, position: int, num_bytes: int) -> memoryview:
+    """Return a read-only view of shared memory, of which an array can be made."""
+    _register()
+    return memoryview(sealed).toreadonly()[position : position + num_bytes]
 
 
 _REDUCERS: Final[dict[str, tuple[str, Any]]] = {
