@@ -84,11 +84,11 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
         nodes = CpuSet()  # there is nothing to choose
     is_per_node = placement == "per-node" and len(nodes) > 0
     own = _own_node(nodes) if is_per_node else 0
-    seat = find_seat(os.environ)
+    rank, num_ranks = find_seat(os.environ)
     address = address_of(os.environ, name or f"call {next(_calls)}")
-    if seat.rank > 0:
-        return read(Sealed(ask(address, Hello(seat.rank, own, placement, _described(data)), timeout_s)))
-    with FirstRank(address, seat.size) if seat.size > 1 else nullcontext() as host:
+    if rank > 0:
+        return read(Sealed(ask(address, Hello(rank, own, placement, _described(data)), timeout_s)))
+    with FirstRank(address, num_ranks) if num_ranks > 1 else nullcontext() as host:
         targets = CpuSet({own}) if is_per_node else nodes
         sealed = _filled(partial(pack, data() if callable(data) else data), targets)
         if host is not None:

@@ -31,19 +31,9 @@ _JOB: Final = (
     *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "FLUX_JOB_ID", "PALS_APID", "PBS_JOBID", "LSB_JOBID"),
     "TORCHELASTIC_RESTART_COUNT",
 )
-_POLL_S: Final = 0.02
 _MAX_MESSAGE_BYTES: Final = 65536
-_REQUEST_S: Final = 60.0  # a rank sends its request as soon as it is connected
-_MAX_WAIT_S: Final = 1e6  # sockets take neither an infinite time nor a month
 _IN_ALL: Final = "call it in all ranks, in the same order, or raise timeout_s"
 _SEE_FIRST: Final = "see the error of that rank"
-
-
-class Seat(NamedTuple):
-    """The place of a rank among those of its host."""
-
-    rank: int
-    size: int
 
 
 class Hello(NamedTuple):
@@ -55,10 +45,10 @@ class Hello(NamedTuple):
     data: str
 
 
-def find_seat(environ: Mapping[str, str]) -> Seat:
-    """Return this process's place; without a launcher, it is alone. Raises UsageError."""
+def find_seat(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's local rank and the number of ranks; without a launcher, 0 and 1. Raises UsageError."""
     if environ.keys().isdisjoint(RANK_VARIABLES) and not is_in_step(environ):
-        return Seat(0, 1)
+        return 0, 1
     task = find_task(environ)
     if task.size is None:
         hint = "set LOCAL_WORLD_SIZE, or start the ranks with: numapin run, torchrun or srun"
@@ -70,8 +60,8 @@ def find_seat(environ: Mapping[str, str]) -> Seat:
         rank, world, host, num_hosts = (parse_count(environ.get(name, "")) for name in names)
         is_even = num_hosts is not None and world == task.size * num_hosts
         if rank is not None and is_even and rank // task.size == host:
-            return Seat(rank % task.size, task.size)
-    return Seat(task.rank, task.size)
+            return rank % task.size, task.size
+    return task.rank, task.size
 
 
 def address_of(environ: Mapping[str, str], name: str) -> str:
@@ -120,7 +110,7 @@ class FirstRank:
 
     def wait(self, placement: str, data: str, timeout_s: float) -> set[int]:
         """Wait for all other ranks, and return their nodes. Raises NumapinError."""
-        until_s = time.monotonic() + min(timeout_s, _MAX_WAIT_S)
+        until_s = time.monotonic() + min(timeout_s, 1e6)  # sockets take neither an infinite time nor a month
         while self._missing:
             try:
                 self._accept(max(0.001, until_s - time.monotonic()))
@@ -151,7 +141,7 @@ class FirstRank:
         """Accept a rank's request. Raises TimeoutError, and other OSErrors of the listening socket."""
         self._socket.settimeout(timeout_s)
         connection, _address = self._socket.accept()
-        connection.settimeout(_REQUEST_S)
+        connection.settimeout(60)  # a rank sends its request as soon as it is connected
         try:
             content = connection.recv(_MAX_MESSAGE_BYTES) if _is_own(connection) else b""
             self._waiting[Hello(*json.loads(content))] = connection
@@ -196,7 +186,7 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
         if time.monotonic() > until_s:
             problem = f"the first rank of this host did not call numapin.share within {timeout_s:g} s"
             raise NumapinError(problem, _IN_ALL)
-        time.sleep(_POLL_S)
+        time.sleep(0.02)
 
 
 def _is_own(connection: socket.socket) -> bool:

@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _MAP_NORESERVE: Final = 0x4000  # older Pythons' mmap does not have the name; the same number on x86 and Arm
-_SEAL_S: Final = 2.0
-_POLL_S: Final = 0.01
 _ALIGNMENT: Final = 64  # of arrays, as numpy and torch align theirs
 _MEMS: Final = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
-_TOLERANCE: Final = 0.1  # of a node's part of interleaved pages
-_FEW_PAGES: Final = 64
 
 
 class Sealed(mmap.mmap):
@@ -98,14 +94,14 @@ class Unsealed:
     def finish(self) -> Sealed:
         """Seal the file and map it. The kernel refuses while it moves a page, or another process has just forked."""
         self._file.flush()
-        until_s = time.monotonic() + _SEAL_S
+        until_s = time.monotonic() + 2
         while True:
             try:
                 fcntl.fcntl(self._file.fileno(), fcntl.F_ADD_SEALS, _SEALS)
             except OSError as error:
                 if error.errno != errno.EBUSY or time.monotonic() > until_s:
                     raise
-                time.sleep(_POLL_S)
+                time.sleep(0.01)
             else:
                 return Sealed(os.dup(self._file.fileno()))
 
@@ -150,7 +146,8 @@ def shortfalls_of(sealed: Sealed, nodes: CpuSet) -> tuple[str, ...]:
     placed = pages.check(sealed.address, len(sealed), nodes=nodes, num_machine_nodes=2)
     found = placed.pages or {}
     fair = sum(found.values()) / len(nodes)
-    is_even = all(abs(found.get(node, 0) - fair) <= _TOLERANCE * fair + _FEW_PAGES for node in nodes)
+    tolerance = 0.1 * fair + 64  # pages
+    is_even = all(abs(found.get(node, 0) - fair) <= tolerance for node in nodes)
     if placed.shortfalls or is_even:
         return placed.shortfalls
     seen = ", ".join(f"{count} on node {node}" for node, count in found.items())
