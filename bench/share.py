@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -105,7 +106,7 @@ def memory(kind: str, num: int) -> None:
 # --- access ----------------------------------------------------------------------------------------------------------
 
 
-def read(samples: Samples, order: list[int]) -> None:
+def read(samples: Samples | Files, order: list[int]) -> None:
     """Read entries, without a look at them."""
     for number in order:
         samples[number]
@@ -146,71 +147,57 @@ class Files(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
             return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8), label
 
 
-def items(file: str) -> Callable[[Samples, list[int]], None]:
-    """Return a loop over the items of a data set."""
-
-    def loop(samples: Samples, order: list[int]) -> None:
-        files = Files(samples, file)
-        for number in order[:20_000]:
-            files[number]
-
-    return loop
+def cpu_time(loop: Callable[[Samples, list[int]], object], order: list[int], samples: Samples) -> float:
+    """Return the CPU time of an entry in a loop, in ns."""
+    began_s = time.process_time()
+    loop(samples, order)
+    return (time.process_time() - began_s) / len(order) * 1e9
 
 
-def access(num: int) -> None:
-    """Print the CPU time of an entry, for each way to read."""
-    plain = make(num)
-    shared = numapin.share(plain)
-    in_order = list(range(num))
-    shuffled = random.Random(0).sample(in_order, num)  # noqa: S311 - no secret
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(bytes(100_000))
-        file.flush()
-        cases: list[tuple[str, Callable[..., object], list[int], int]] = [
-            ("in order, entry unused", read, in_order, num),
-            ("in order, entry used", use, in_order, num),
-            ("iterated", iterate, in_order, num),
-            ("shuffled, entry unused", read, shuffled, num),
-            ("shuffled, entry used", use, shuffled, num),
-            ("shuffled, item of 100 KB read from a cached file", items(file.name), shuffled, 20_000),
-        ]
-        for name, loop, order, count in cases:
-            seconds: dict[str, list[float]] = {"list": [], "shared": []}
-            for repeat in range(REPEATS):
-                for kind in ("list", "shared") if repeat % 2 else ("shared", "list"):
-                    began_s = time.process_time()
-                    loop(plain if kind == "list" else shared, order)
-                    seconds[kind].append((time.process_time() - began_s) / count * 1e9)
-            report(name, seconds, "ns of CPU time an entry")
-
-
-def load(num: int) -> None:
-    """Print the time of a sample in a DataLoader with workers."""
-    plain = make(num)
-    shared = numapin.share(plain)
-    seconds: dict[str, list[float]] = {"list": [], "shared": []}
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(bytes(100_000))
-        file.flush()
-        for repeat in range(REPEATS):
-            for kind in ("list", "shared") if repeat % 2 else ("shared", "list"):
-                dataset = Files(plain if kind == "list" else shared, file.name)
-                loader = DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=NUM_WORKERS)
-                batches = iter(loader)
-                next(batches)
-                began_s = time.perf_counter()
-                for _batch in islice(batches, NUM_BATCHES):
-                    pass
-                seconds[kind].append((time.perf_counter() - began_s) / NUM_BATCHES / BATCH * 1e9)
-                del batches
-    report("DataLoader, 4 workers, shuffled, items of 100 KB read from a cached file", seconds, "ns a sample")
-
-
-def report(name: str, values: dict[str, list[float]], unit: str) -> None:
-    """Print a line with the medians, their ratio, and all values."""
+def compare(name: str, unit: str, samples: dict[str, Samples], measure: Callable[[Samples], float]) -> None:
+    """Measure list and shared in turn; print the medians, their ratio, and all values."""
+    values: dict[str, list[float]] = {kind: [] for kind in samples}
+    for repeat in range(REPEATS):
+        for kind in sorted(samples, reverse=repeat % 2 == 0):
+            values[kind].append(measure(samples[kind]))
     plain, shared = (statistics.median(values[kind]) for kind in ("list", "shared"))
     every = {kind: [round(value) for value in each] for kind, each in values.items()}
     print(f"{name}: list {plain:.0f}, shared {shared:.0f} {unit}, ratio {shared / plain:.2f} {every}", flush=True)
+
+
+def access(samples: dict[str, Samples], file: str) -> None:
+    """Print the CPU time of an entry, for each way to read."""
+    in_order = list(range(len(samples["list"])))
+    shuffled = random.Random(0).sample(in_order, len(in_order))  # noqa: S311 - no secret
+
+    def items(samples: Samples, order: list[int]) -> None:
+        read(Files(samples, file), order)
+
+    cases: list[tuple[str, Callable[[Samples, list[int]], object], list[int]]] = [
+        ("in order, entry unused", read, in_order),
+        ("in order, entry used", use, in_order),
+        ("iterated", iterate, in_order),
+        ("shuffled, entry unused", read, shuffled),
+        ("shuffled, entry used", use, shuffled),
+        ("shuffled, item of 100 KB read from a cached file", items, shuffled[:20_000]),
+    ]
+    for name, loop, order in cases:
+        compare(name, "ns of CPU time an entry", samples, partial(cpu_time, loop, order))
+
+
+def load(samples: dict[str, Samples], file: str) -> None:
+    """Print the time of a sample in a DataLoader with workers."""
+
+    def measure(samples: Samples) -> float:
+        batches = iter(DataLoader(Files(samples, file), batch_size=BATCH, shuffle=True, num_workers=NUM_WORKERS))
+        next(batches)
+        began_s = time.perf_counter()
+        for _batch in islice(batches, NUM_BATCHES):
+            pass
+        return (time.perf_counter() - began_s) / NUM_BATCHES / BATCH * 1e9
+
+    name = "DataLoader, 4 workers, shuffled, items of 100 KB read from a cached file"
+    compare(name, "ns a sample", samples, measure)
 
 
 def main() -> None:
@@ -223,11 +210,13 @@ def main() -> None:
     if options.what == "memory":
         memory(options.kind, options.num)
         return
-    version = sys.version.split()[0]
     num_cpus = len(os.sched_getaffinity(0))
-    print(f"Python {version}, torch {torch.__version__}, {num_cpus} CPUs, {options.num} entries")
-    measure = access if options.what == "access" else load
-    measure(options.num)
+    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {num_cpus} CPUs, {options.num} entries")
+    plain = make(options.num)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(100_000))
+        file.flush()
+        (access if options.what == "access" else load)({"list": plain, "shared": numapin.share(plain)}, file.name)
 
 
 if __name__ == "__main__":

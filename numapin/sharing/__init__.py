@@ -5,7 +5,6 @@
     call.py     numapin.share: the first rank makes the memory, the others receive it
     meeting.py  how the ranks of a host meet: a socket over which the first rank sends descriptors
     sealed.py   the memory: a sealed file without a name, its pages placed on nodes
-    packing.py  write data into that memory
-    reading.py  read it: lists and dicts whose entries are decoded on access, and views
+    layout.py   write data into that memory; read it: entries are decoded on access, arrays are views
     passing.py  pass shared arrays and tensors to new processes without copying them
 """

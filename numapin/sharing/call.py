@@ -8,6 +8,8 @@ import pickle
 import sys
 import warnings
 from collections.abc import Sized
+from contextlib import closing, nullcontext
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,13 +17,13 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.data.locality import find_locality
 from numapin.errors import NumapinError, UsageError
+from numapin.sharing.layout import pack, read
 from numapin.sharing.meeting import FirstRank, Hello, address_of, ask, find_seat
-from numapin.sharing.packing import pack
-from numapin.sharing.reading import read
-from numapin.sharing.sealed import Placing, Sealed, Unsealed, copy_to, cpus_of, shortfalls_of, usable_nodes
+from numapin.sharing.sealed import Sealed, Unsealed, shortfalls_of, usable_nodes
+from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
 _NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.EFBIG})
 _calls: Final = count(1)
@@ -71,75 +73,55 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
         path, label = samples[7]
         ```
     """
-    if placement not in set(Placing):
-        raise UsageError(f"placement={placement!r} is unknown", f"choose one of: {', '.join(Placing)}")
+    if placement not in ("interleave", "per-node"):
+        raise UsageError(f"placement={placement!r} is unknown", "choose one of: interleave, per-node")
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
         hint = "call it in the rank, and pass the result to the dataset"
         raise UsageError("numapin.share was called in a DataLoader worker", hint)
-    placing = Placing(placement)
     nodes = usable_nodes()
-    own = _own_node(nodes) if placing is Placing.PER_NODE and len(nodes) > 1 else 0
-    seat = find_seat(os.environ)
-    call = f"placement={placement!r}"
+    if len(nodes) < 2:
+        nodes = CpuSet()  # there is nothing to choose
+    is_per_node = placement == "per-node" and len(nodes) > 0
+    own = _own_node(nodes) if is_per_node else 0
+    rank, num_ranks = find_seat(os.environ)
     address = address_of(os.environ, name or f"call {next(_calls)}")
-    if seat.rank > 0:
-        hello = Hello(rank=seat.rank, node=own, call=call, data=_described(data))
-        return read(Sealed(ask(address, hello, timeout_s)))
-    if seat.size == 1:
-        return read(_made(data, placing, nodes, own)[0])
-    with FirstRank(address, seat) as host:
-        sealed, described = _made(data, placing, nodes, own)
-        copies = {own: sealed.fd}
-
-        def descriptor(node: int) -> int:
-            if node not in copies:
-                try:
-                    copies[node], shortfalls = copy_to(node, sealed)
-                except OSError as error:
-                    raise _no_memory(error) from None
-                _warn(shortfalls)
-            return copies[node]
-
-        try:
-            host.serve(call, "" if callable(data) else described, timeout_s, descriptor)
-        finally:
-            for fd in copies.values():
-                if fd != sealed.fd:
-                    os.close(fd)
+    if rank > 0:
+        return read(Sealed(ask(address, Hello(rank, own, placement, _described(data)), timeout_s)))
+    with FirstRank(address, num_ranks) if num_ranks > 1 else nullcontext() as host:
+        targets = CpuSet({own}) if is_per_node else nodes
+        sealed = _filled(partial(pack, data() if callable(data) else data), targets)
+        if host is not None:
+            asked = host.wait(placement, _described(data), timeout_s)
+            copies = {node: _filled(partial(Unsealed.put, data=sealed), CpuSet({node})) for node in asked - {own}}
+            host.send({node: copy.fd for node, copy in {own: sealed, **copies}.items()})
     return read(sealed)
 
 
-def _made(data: Any, placing: Placing, nodes: CpuSet, own: int) -> tuple[Sealed, str]:  # noqa: ANN401 - of any kind
-    """Make the memory; return it, and the type and length of the data."""
-    content = data() if callable(data) else data
-    is_placed = len(nodes) > 1
-    targets = nodes if placing is Placing.INTERLEAVE else CpuSet({own})
+def _filled(fill: Callable[[Unsealed], object], nodes: CpuSet) -> Sealed:
+    """Make a memory whose pages alternate between the nodes, if any; warn if they are elsewhere."""
     try:
-        draft = Unsealed(placing, targets if is_placed else CpuSet())
-    except OSError as error:
-        raise _no_memory(error) from None
-    try:
-        pack(content, draft)
-        sealed = Sealed(draft.finish())
+        with closing(Unsealed(nodes)) as draft:
+            fill(draft)
+            sealed = draft.finish()
     except OSError as error:
         if error.errno not in _NO_MEMORY:  # raised by a method of the user's
             raise
-        raise _no_memory(error) from None
+        problem = f"there is no memory for the shared data: {error.strerror}"
+        raise NumapinError(problem, "see: free -h; ulimit -n") from None
     except (AttributeError, TypeError, ValueError, RecursionError, BufferError, pickle.PicklingError) as error:
         problem = f"the data cannot be shared: {type(error).__name__}: {error}"
         raise UsageError(problem, "share lists, dicts, tensors, arrays, or objects that can be pickled") from error
-    finally:
-        draft.abandon()
-    if is_placed:
-        _warn(draft.shortfalls or shortfalls_of(sealed, placing, targets))
-    return sealed, _described(content)
+    for shortfall in draft.shortfalls or (shortfalls_of(sealed, nodes) if nodes else ()):
+        warnings.warn(printable(f"numapin.share: {shortfall}"), RuntimeWarning, stacklevel=3)
+    return sealed
 
 
 def _own_node(nodes: CpuSet) -> int:
     """Return the node of this rank: the planned one, or else the one that has most of the CPUs it may use."""
     planned = find_locality(environ=os.environ, node=None, device_index=None).nodes & nodes
-    return min(planned) if planned else max(sorted(nodes), key=lambda node: len(cpus_of(node)))
+    usable = os.sched_getaffinity(0)
+    return min(planned or nodes, key=lambda node: (-len(usable.intersection(Tree("").node_cpus(node) or ())), node))
 
 
 def _described(data: object) -> str:
@@ -152,12 +134,3 @@ def _described(data: object) -> str:
     else:
         size = f" of length {len(data)}" if isinstance(data, Sized) else ""
     return f"a {type(data).__name__}{size}"
-
-
-def _no_memory(error: OSError) -> NumapinError:
-    return NumapinError(f"there is no memory for the shared data: {error.strerror}", "see: free -h; ulimit -n")
-
-
-def _warn(shortfalls: Iterable[str]) -> None:
-    for shortfall in dict.fromkeys(shortfalls):
-        warnings.warn(printable(f"numapin.share: {shortfall}"), RuntimeWarning, stacklevel=4)

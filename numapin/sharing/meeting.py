@@ -15,7 +15,6 @@ import os
 import socket
 import struct
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,54 +23,32 @@ from numapin.errors import NumapinError, UsageError
 from numapin.tasks.identify import RANK_VARIABLES, find_task, is_in_step, parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Self
 
 _JOB: Final = (
     *("NUMAPIN_RUN_DIR", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "FLUX_JOB_ID", "PALS_APID", "PBS_JOBID", "LSB_JOBID"),
+    "TORCHELASTIC_RESTART_COUNT",
 )
-_ATTEMPT: Final = "TORCHELASTIC_RESTART_COUNT"
-_CREDENTIALS: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
-_POLL_S: Final = 0.02
 _MAX_MESSAGE_BYTES: Final = 65536
-_MAX_TEXT: Final = 2000
-_REQUEST_S: Final = 60.0  # a rank sends its request as soon as it is connected
-_MAX_WAIT_S: Final = 3600.0  # sockets do not take an infinite time
 _IN_ALL: Final = "call it in all ranks, in the same order, or raise timeout_s"
-_GIVE_FUNCTION: Final = "pass a function that makes the data: only the first rank calls it"
 _SEE_FIRST: Final = "see the error of that rank"
-_ONE_CONTAINER: Final = 'start the ranks of a host in one container, or give the call another name="…"'
-_OTHER_NAME: Final = 'give the call another name="…"'
-
-
-class Seat(NamedTuple):
-    """The place of a rank among those of its host."""
-
-    rank: int
-    size: int
 
 
 class Hello(NamedTuple):
-    """A rank's request for the memory.
-
-    Attributes:
-        rank: The local rank.
-        node: The node of its copy.
-        call: The arguments that must be equal in all ranks, as text.
-        data: The type and length of the data it passed, as text. "": none.
-    """
+    """A rank's request: its node, its arguments, and the type and length of the data it passed; "": none."""
 
     rank: int
     node: int
-    call: str
+    placement: str
     data: str
 
 
-def find_seat(environ: Mapping[str, str]) -> Seat:
-    """Return this process's place; without a launcher, it is alone. Raises UsageError."""
+def find_seat(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's local rank and the number of ranks; without a launcher, 0 and 1. Raises UsageError."""
     if environ.keys().isdisjoint(RANK_VARIABLES) and not is_in_step(environ):
-        return Seat(0, 1)
+        return 0, 1
     task = find_task(environ)
     if task.size is None:
         hint = "set LOCAL_WORLD_SIZE, or start the ranks with: numapin run, torchrun or srun"
@@ -83,44 +60,33 @@ def find_seat(environ: Mapping[str, str]) -> Seat:
         rank, world, host, num_hosts = (parse_count(environ.get(name, "")) for name in names)
         is_even = num_hosts is not None and world == task.size * num_hosts
         if rank is not None and is_even and rank // task.size == host:
-            return Seat(rank % task.size, task.size)
-    return Seat(task.rank, task.size)
+            return rank % task.size, task.size
+    return task.rank, task.size
 
 
 def address_of(environ: Mapping[str, str], name: str) -> str:
     """Return the socket's address for a call. torchrun's error files lie in a folder with a secret, random name."""
     errors = str(Path(environ.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent)
-    parts = [str(os.geteuid()), errors, *(environ.get(each, "") for each in (*_JOB, _ATTEMPT)), name]
+    parts = [str(os.geteuid()), errors, *(environ.get(each, "") for each in _JOB), name]
     return f"\0numapin-share-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
-
-
-_listeners: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()
-
-
-def _close_listeners() -> None:
-    """Close the first rank's sockets in a process that it has forked: else the other ranks would not see it end."""
-    for listener in tuple(_listeners):
-        listener.close()
-
-
-os.register_at_fork(after_in_child=_close_listeners)
 
 
 class FirstRank:
     """The first rank's side. It listens before the data is made, so that the others see whether it still runs."""
 
-    def __init__(self, address: str, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, address: str, num_ranks: int) -> None:
+        self._missing = set(range(1, num_ranks))
         self._waiting: dict[Hello, socket.socket] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _listeners.add(self._socket)
+        # Else the other ranks would not see this process end while one runs that it has forked.
+        os.register_at_fork(after_in_child=self._socket.close)
         try:
             self._socket.bind(address)
         except OSError as error:
             self._socket.close()
             seen = "in use, by another call or another user" if error.errno == errno.EADDRINUSE else error.strerror
-            raise NumapinError(f"the socket for numapin.share is {seen}", _OTHER_NAME) from None
-        self._socket.listen(seat.size)
+            raise NumapinError(f"the socket for numapin.share is {seen}", 'give the call another name="…"') from None
+        self._socket.listen(num_ranks)
 
     def __enter__(self) -> Self:
         """Return this side."""
@@ -129,43 +95,53 @@ class FirstRank:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close the socket. After an error, tell it to the ranks that wait: each reports the cause."""
         if error is not None:
+            message, hint = f"local rank 0 did not share its data: {type(error).__name__}: {error}", _SEE_FIRST
+            if isinstance(error, NumapinError):
+                message, hint = error.message, error.hint
             with suppress(OSError):  # those that have not connected yet wait for their time limit
                 while True:
                     self._accept(0)
-        for connection in self._waiting.values():
-            with connection, suppress(OSError):
-                if error is not None:
-                    connection.send(_encoded(error, self._seat.rank))
-        self._socket.close()
+            failure = json.dumps([isinstance(error, UsageError), message[:2000], hint]).encode()  # fits into a message
+            for connection in self._waiting.values():
+                with suppress(OSError):
+                    connection.send(failure)
+        for each in (self._socket, *self._waiting.values()):
+            each.close()
 
-    def serve(self, call: str, data: str, timeout_s: float, descriptor: Callable[[int], int]) -> None:
-        """Wait for all other ranks, then send each the descriptor for its node. Raises NumapinError."""
-        until_s = time.monotonic() + timeout_s
-        missing = set(range(self._seat.size)) - {self._seat.rank}
-        while missing:
+    def wait(self, placement: str, data: str, timeout_s: float) -> set[int]:
+        """Wait for all other ranks, and return their nodes. Raises NumapinError."""
+        until_s = time.monotonic() + min(timeout_s, 1e6)  # sockets take neither an infinite time nor a month
+        while self._missing:
             try:
-                self._accept(min(max(0.001, until_s - time.monotonic()), _MAX_WAIT_S))
+                self._accept(max(0.001, until_s - time.monotonic()))
             except TimeoutError:
-                if time.monotonic() < until_s:
-                    continue
-                ranks = ", ".join(map(str, sorted(missing)))
+                ranks = ", ".join(map(str, sorted(self._missing)))
                 problem = f"local rank {ranks} did not call numapin.share within {timeout_s:g} s"
                 raise NumapinError(problem, _IN_ALL) from None
-            missing -= {hello.rank for hello in self._waiting}
-        for hello in self._waiting:
-            problem = _contradiction(hello, self._seat.rank, call, data)
-            if problem:
-                raise UsageError(f"the ranks do not share the same data: {problem}", _GIVE_FUNCTION)
+            self._missing -= {hello.rank for hello in self._waiting}
+        for rank, _node, its_placement, its_data in self._waiting:
+            if its_placement != placement:
+                seen = f"called it with {placement=}, and local rank {rank} with placement={its_placement!r}"
+            elif its_data and data and its_data != data:
+                seen = f"passed {data}, and local rank {rank} passed {its_data}"
+            else:
+                continue
+            problem = f"the ranks do not share the same data: local rank 0 {seen}"
+            raise UsageError(problem, "pass a function that makes the data: only the first rank calls it")
+        return {hello.node for hello in self._waiting}
+
+    def send(self, descriptors: Mapping[int, int]) -> None:
+        """Send each rank the descriptor for its node."""
         self._socket.close()  # a rank that has the data may call again with the same name: that is another meeting
         for hello, connection in self._waiting.items():
             with suppress(ConnectionError):  # that rank has died: the launcher reports it
-                socket.send_fds(connection, [b"{}"], [descriptor(hello.node)])
+                socket.send_fds(connection, [b"[]"], [descriptors[hello.node]])
 
     def _accept(self, timeout_s: float) -> None:
         """Accept a rank's request. Raises TimeoutError, and other OSErrors of the listening socket."""
         self._socket.settimeout(timeout_s)
         connection, _address = self._socket.accept()
-        connection.settimeout(_REQUEST_S)
+        connection.settimeout(60)  # a rank sends its request as soon as it is connected
         try:
             content = connection.recv(_MAX_MESSAGE_BYTES) if _is_own(connection) else b""
             self._waiting[Hello(*json.loads(content))] = connection
@@ -179,7 +155,8 @@ def ask(address: str, hello: Hello, timeout_s: float) -> int:
     descriptors: list[int] = []
     with _connect(address, timeout_s) as connection:
         if not _is_own(connection):
-            raise NumapinError("the socket for numapin.share belongs to another user or container", _ONE_CONTAINER)
+            hint = 'start the ranks of a host in one container, or give the call another name="…"'
+            raise NumapinError("the socket for numapin.share belongs to another user or container", hint)
         with suppress(ConnectionError):  # the first rank has ended
             connection.send(json.dumps(hello).encode())
             flags = socket.MSG_CMSG_CLOEXEC
@@ -191,17 +168,8 @@ def ask(address: str, hello: Hello, timeout_s: float) -> int:
     failure = json.loads(content)
     if not failure:
         raise NumapinError("the shared memory was not received: too many open files", "raise the limit: ulimit -n")
-    raise (UsageError if failure["is_usage"] else NumapinError)(failure["message"], failure["hint"])
-
-
-def _encoded(error: BaseException, rank: int) -> bytes:
-    """Return an error of the first rank for the others."""
-    if isinstance(error, NumapinError):
-        message, hint = error.message, error.hint
-    else:
-        message, hint = f"local rank {rank} did not share its data: {type(error).__name__}: {error}", _SEE_FIRST
-    failure = {"message": message[:_MAX_TEXT], "hint": hint, "is_usage": isinstance(error, UsageError)}
-    return json.dumps(failure).encode()
+    is_usage, message, hint = failure
+    raise (UsageError if is_usage else NumapinError)(message, hint)
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:
@@ -211,29 +179,17 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
         connection.settimeout(None)  # whatever the user's default is: data may take long to make
         try:
             connection.connect(address)
-        except OSError as error:
+        except ConnectionRefusedError:
             connection.close()
-            if not isinstance(error, ConnectionRefusedError):
-                raise NumapinError(f"the first rank's socket cannot be reached: {error.strerror}", "") from None
         else:
             return connection
         if time.monotonic() > until_s:
             problem = f"the first rank of this host did not call numapin.share within {timeout_s:g} s"
             raise NumapinError(problem, _IN_ALL)
-        time.sleep(_POLL_S)
+        time.sleep(0.02)
 
 
 def _is_own(connection: socket.socket) -> bool:
     """Return whether the other side runs as this user, and in this PID namespace or below: else its id is 0."""
-    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _group = _CREDENTIALS.unpack(content)
+    pid, user, _group = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(pid != 0 and user == os.geteuid())
-
-
-def _contradiction(hello: Hello, first: int, call: str, data: str) -> str:
-    """Return how a rank's call differs from the first rank's; "": it does not."""
-    if hello.call != call:
-        return f"local rank {first} called it with {call}, and local rank {hello.rank} with {hello.call}"
-    if hello.data and data and hello.data != data:
-        return f"local rank {first} passed {data}, and local rank {hello.rank} passed {hello.data}"
-    return ""

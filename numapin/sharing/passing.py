@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from numapin.sharing.sealed import MAPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     import torch
 
@@ -28,21 +26,16 @@ _COLLATES: Final = r"torch\.utils\.data\._utils\.collate"
 _PROTOCOL: Final = 4  # numpy's and Arrow's way without buffers out of the pickle
 _registered: Final[set[str]] = set()
 
-Reduced = Any
-"""The function and arguments from which pickle rebuilds an object."""
 
-
-def register() -> None:
+def _register() -> None:
     """Let multiprocessing pass arrays that lie in shared memory by reference, for each library that is loaded.
 
     From then on torch's collate functions do not warn of arrays that cannot be written, in the whole process.
     """
-    for library, reduce_one in _LIBRARIES.items():
-        module = sys.modules.get(library)
-        if module is not None and library not in _registered:
+    for library, (kind, reduce_one) in _REDUCERS.items():
+        if library in sys.modules and library not in _registered:
             _registered.add(library)
-            kind = {"numpy": "ndarray", "torch": "Tensor", "pyarrow": "Buffer"}[library]
-            ForkingPickler.register(getattr(module, kind), reduce_one)
+            ForkingPickler.register(getattr(sys.modules[library], kind), reduce_one)
             if library == "numpy":  # torch.as_tensor warns of a crash that a write to this memory cannot cause
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable", module=_COLLATES)
 
@@ -55,7 +48,7 @@ def _find(address: int, num_bytes: int) -> tuple[Sealed, int] | None:
     return None
 
 
-def _reduce_array(array: np.ndarray[Any, Any]) -> Reduced:
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401 - what pickle takes
     found = _find(array.ctypes.data, array.nbytes)
     if found is None or get_spawning_popen() is None or array.flags.writeable or min(array.strides, default=0) < 0:
         return array.__reduce_ex__(_PROTOCOL)
@@ -67,11 +60,11 @@ def _array_at(
 ) -> object:
     import numpy as np
 
-    register()
+    _register()
     return np.ndarray(shape, dtype, memoryview(sealed).toreadonly(), position, strides)
 
 
-def _reduce_tensor(tensor: torch.Tensor) -> Reduced:
+def _reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what pickle takes
     from torch.multiprocessing.reductions import reduce_tensor
 
     is_dense = tensor.device.type == "cpu" and "strided" in str(tensor.layout) and not tensor.requires_grad
@@ -80,23 +73,24 @@ def _reduce_tensor(tensor: torch.Tensor) -> Reduced:
         return reduce_tensor(tensor)
     if get_spawning_popen() is None:
         return reduce_tensor(tensor.clone())  # torch sends the whole storage of a tensor: here, all shared data
-    return tensor_at, (*found, tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return tensor_at, (*found, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
 
 
 def tensor_at(
-    sealed: Sealed, position: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+    sealed: Sealed, position: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
     """Return the tensor at a position of shared memory. A write to it changes this process's copy of the page only."""
     import torch
 
-    register()
+    _register()
+    kind = getattr(torch, dtype)
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.empty(shape, dtype=kind, device="cpu")
     count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return torch.frombuffer(sealed, dtype=dtype, count=count, offset=position).as_strided(shape, strides)
+    return torch.frombuffer(sealed, dtype=kind, count=count, offset=position).as_strided(shape, strides)
 
 
-def _reduce_buffer(buffer: Any) -> Reduced:  # noqa: ANN401 - pyarrow is optional
+def _reduce_buffer(buffer: Any) -> Any:  # noqa: ANN401 - pyarrow is optional
     found = _find(buffer.address, buffer.size) if buffer.is_cpu else None
     if found is None or get_spawning_popen() is None:
         return buffer.__reduce_ex__(_PROTOCOL)
@@ -104,13 +98,18 @@ def _reduce_buffer(buffer: Any) -> Reduced:  # noqa: ANN401 - pyarrow is optiona
 
 
 def _buffer_at(sealed: Sealed, position: int, num_bytes: int) -> object:
-    pyarrow = import_module("pyarrow")
-    register()
-    return pyarrow.py_buffer(memoryview(sealed).toreadonly()[position : position + num_bytes])
+    return import_module("pyarrow").py_buffer(view_at(sealed, position, num_bytes))
 
 
-_LIBRARIES: Final[dict[str, Callable[[Any], Reduced]]] = {
-    "numpy": _reduce_array,
-    "torch": _reduce_tensor,
-    "pyarrow": _reduce_buffer,
+def view_at(sealed: Sealed, position: int, num_bytes: int) -> memoryview:
+    """Return a read-only view of shared memory, of which an array can be made."""
+    _register()
+    return memoryview(sealed).toreadonly()[position : position + num_bytes]
+
+
+_REDUCERS: Final[dict[str, tuple[str, Any]]] = {
+    "numpy": ("ndarray", _reduce_array),
+    "torch": ("Tensor", _reduce_tensor),
+    "pyarrow": ("Buffer", _reduce_buffer),
 }
+"""By library: the type whose objects lie in shared memory, and the function that reduces one for pickle."""

@@ -44,7 +44,7 @@ ONLY_IN = {
     "ctypes": ("system", "topology.sources.libnuma"),
     "numa": ("system.calls", "topology.sources.libnuma"),
     "torch": (
-        *("launcher", "data", "pinned", "sharing.reading", "sharing.passing", "bench", "steps.meter"),
+        *("launcher", "data", "pinned", "sharing.passing", "bench", "steps.meter"),
         *("trace.hook", "trace.script", "trace.tracer"),
     ),
     "click": ("cli",),

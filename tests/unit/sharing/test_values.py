@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import pickle
+import warnings
 from collections import namedtuple
 from contextlib import suppress
 from datetime import date
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader
 
 import numapin
 from tests.contract.datasets import Made
+from tests.unit.seam import CpuSet
 
 pytestmark = pytest.mark.usefixtures("modules_are_no_garbage")
 
@@ -267,6 +269,23 @@ def test_the_seal_waits_for_a_page_that_is_in_use(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     assert list(numapin.share([1])) == [1]
     assert not refusals
+
+
+@pytest.mark.parametrize("placement", ["interleave", "per-node"])
+def test_pages_get_the_policy_of_their_nodes(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nodes to choose from, the file has a policy; pages that are elsewhere are a warning."""
+    monkeypatch.setattr("numapin.sharing.call.usable_nodes", lambda: CpuSet({0, 1000}))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        shared = numapin.share([np.ones(1 << 20)], placement=placement)
+    assert shared[0].sum() == 1 << 20
+    maps = Path("/proc/self/numa_maps").read_text().splitlines()
+    policies = {line.split()[1] for line in maps if "numapin-share" in line}
+    if placement == "per-node":  # on this process's own node
+        assert (seen, "prefer:0" in policies) == ([], True)
+    else:  # the kernel passes over nodes that do not exist
+        assert "interleave:0" in policies
+        assert "not spread evenly over nodes 0,1000: 2049 on node 0" in str(seen[0].message)
 
 
 def test_a_worker_sends_views() -> None:
