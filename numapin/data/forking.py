@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="BaseProcess")
 
 LOOK_S: Final = 1.0  # between looks at workers that have not started
-_WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "locality")))
+_WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "handover", "locality")))
 _MAX_HANGS: Final = 4
 _STOPPED: Final = "T"
 _STOPS_IN_S: Final = 1.0  # it takes microseconds
