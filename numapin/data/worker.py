@@ -187,7 +187,7 @@ class Stacker:
     def collate(self, batch: Any, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
         """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""
         out = None
-        if self._packer.is_collating and get_worker_info() is not None and _can_stack(batch):
+        if self._packer.is_collating and _can_stack(batch):
             casts, dtype = self._packer.casts, batch[0].dtype
             narrow = casts.get(dtype, dtype)
             # For {float64: float32, float32: bfloat16} the pickler would cast it once more.
