@@ -1,12 +1,9 @@
 """Choose the worker for each task, for `balance=True`.
 
-torch gives task n to worker n mod W. Batches are yielded in order, so the slowest worker then sets the pace, and the
-others wait for it. Here the next task goes to the worker that is expected to finish it first: the number of its
-unfinished tasks and this one, times its usual time for one. The number of tasks alone is not enough: eight workers of
-which one takes three times as long then reach half of their speed, and with the times 0.93 to 0.99 of it.
-
-The number of tasks that are not yielded yet stays torch's, prefetch_factor times the number of workers. So batches that
-wait for an earlier one of a slow worker use no more memory than before.
+torch gives task n to worker n mod W, and yields batches in order, so the slowest worker sets the pace. Here the next
+task goes to the worker that is expected to finish it first: the number of its unfinished tasks and this one, times its
+usual time for one. With the number of tasks alone, eight workers of which one takes three times as long reach half of
+their speed, and with the times 0.93 to 0.99 of it. No more batches wait for an earlier one than with torch's turns.
 """
 
 from __future__ import annotations
@@ -36,10 +33,6 @@ class Balance:
         self._num_timed = [0] * num_workers
         self._mean_s: list[float | None] = [None] * num_workers
         self._next = 0
-
-    def num_unfinished(self, worker: int) -> int:
-        """Return the number of a worker's tasks whose batches have not arrived."""
-        return len(self._sent_s[worker])
 
     def note_sent(self, worker: int) -> None:
         """Count a task that a worker is about to get."""
@@ -71,13 +64,11 @@ class Balance:
 
         def ready_s(worker: int) -> float:
             """Return the number of seconds until a worker would finish one more task."""
-            mean_s = self._mean_s[worker]
+            mean_s, num_unfinished = self._mean_s[worker], len(self._sent_s[worker])
             mean_s = usual_s if mean_s is None else mean_s
-            num_unfinished = self.num_unfinished(worker)
-            if num_unfinished:
-                return (num_unfinished + 1) * mean_s
             # An idle worker seems faster the longer it is idle: else one that was slow once would never be used again.
-            return mean_s - (now_s - self._last_s[worker]) / _PATIENCE
+            idle_s = 0.0 if num_unfinished else now_s - self._last_s[worker]
+            return (num_unfinished + 1) * mean_s - idle_s / _PATIENCE
 
         turns = [turn % num_workers for turn in range(self._next, self._next + num_workers)]
         worker = min([worker for worker in turns if is_active[worker]] or turns, key=ready_s)

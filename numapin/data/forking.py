@@ -172,7 +172,7 @@ class Context:
         server: Any = getattr(forkserver, "_forkserver", None)
         modules: object = getattr(server, "_preload_modules", None)
         if method == "forkserver" and isinstance(modules, list):
-            names = (__name__, "numapin.data.worker", "numapin.data.queues", "numapin.data.locality")
+            names = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "handover", "locality")))
             server._preload_modules = [*modules, *(name for name in names if name not in modules)]
 
     def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802 - multiprocessing's name

@@ -6,11 +6,11 @@ import errno
 import os
 import socket
 import struct
-import weakref
 from contextlib import contextmanager, suppress
-from multiprocessing.context import get_spawning_popen
+from multiprocessing.connection import Connection
+from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from numapin.data.slots import fault_in, map_memfd
 
@@ -22,40 +22,32 @@ if TYPE_CHECKING:
 _TAG: Final = struct.Struct("<q")  # the number
 
 
-class SentDescriptor(Protocol):
-    """A descriptor that travels to a child process; multiprocessing has no public type for it."""
-
-    def detach(self) -> int:
-        """Return the descriptor in the child; to be called once."""
-
-
-def sent(fd: int) -> SentDescriptor | None:
-    """Return a descriptor to be pickled for the child that is being started; None while no child is."""
-    found: SentDescriptor | None = DupFd(fd) if get_spawning_popen() is not None else None
-    return found
-
-
 class Handover:
-    """A socket from the workers to the rank. A worker gets the end that sends.
+    """A socket from the workers to the rank. A process that is started gets the end that sends.
 
     A descriptor is sent before the message that mentions it, so it is there when the message is read.
     """
 
-    def __init__(self, ends: tuple[int, int] | None = None) -> None:
-        # Descriptors and not socket objects: those complain when they are collected before they were closed.
-        self._reader, self._sender = ends or _socket_pair()
+    def __init__(self) -> None:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Not as socket objects: those complain when they are collected before they were closed, as they are if an
+        # iterator fails while it starts.
+        self._reader, self._sender = (Connection(end.detach()) for end in ends)
         self._early: dict[int, int | None] = {}  # None: lost
-        # For an iterator that fails while it starts. A forked child has the same numbers, and may use them.
-        self._close_ends = weakref.finalize(self, _close, os.getpid(), {self._reader, self._sender})
-        self._close_ends.atexit = False
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Give the child's end to a process that is being started."""
-        return _attach, (sent(self._sender),)
+    def __getstate__(self) -> Connection:
+        """Return the end for a process that is being started. Fails otherwise, as multiprocessing's queues do."""
+        assert_spawning(self)
+        return self._sender
+
+    def __setstate__(self, sender: Connection) -> None:
+        """Take over the end that sends."""
+        self._reader = self._sender = sender
+        self._early = {}
 
     def send(self, number: int, fd: int) -> None:
         """Send a slot's descriptor. Raises OSError if the reader is gone."""
-        with self._socket(self._sender, waits=True) as end:
+        with _socket(self._sender, waits=True) as end:
             socket.send_fds(end, [_TAG.pack(number)], [fd])
 
     def take(self, number: int) -> int:
@@ -80,7 +72,8 @@ class Handover:
     def close(self) -> None:
         """Close both ends in this process, and the descriptors that were not taken."""
         self._close_early()
-        self._close_ends()
+        self._reader.close()
+        self._sender.close()
 
     def _close_early(self) -> None:
         while self._early:
@@ -89,7 +82,7 @@ class Handover:
                 os.close(fd)
 
     def _receive(self) -> None:
-        with self._socket(self._reader, waits=False) as end:
+        with _socket(self._reader, waits=False) as end:
             tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
         if not tag:
             raise BrokenPipeError(errno.EPIPE, "the sender of descriptors is gone")
@@ -98,33 +91,16 @@ class Handover:
         # No descriptor: there are too many open files in this process.
         self._early[_TAG.unpack(tag)[0]] = fds[0] if fds else None
 
-    @contextmanager
-    def _socket(self, fd: int, *, waits: bool) -> Iterator[socket.socket]:
-        """Give the socket behind one of the ends, and leave the descriptor open. Raises OSError if it is closed."""
-        if not self._close_ends.alive:  # the number may be another file's
-            raise OSError(errno.EBADF, "the socket is closed")
-        end = socket.socket(fileno=fd)
-        end.setblocking(waits)  # whatever the user's default time-out is
-        try:
-            yield end
-        finally:
-            end.detach()
 
-
-def _socket_pair() -> tuple[int, int]:
-    reader, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return reader.detach(), sender.detach()
-
-
-def _close(pid: int, ends: set[int]) -> None:
-    if os.getpid() == pid:
-        for end in ends:
-            os.close(end)
-
-
-def _attach(fd: SentDescriptor) -> Handover:
-    end = fd.detach()
-    return Handover((end, end))
+@contextmanager
+def _socket(connection: Connection, *, waits: bool) -> Iterator[socket.socket]:
+    """Give the socket behind one of the ends, and leave its descriptor open. Raises OSError if it is closed."""
+    end = socket.socket(fileno=connection.fileno())
+    end.setblocking(waits)  # whatever the user's default time-out is
+    try:
+        yield end
+    finally:
+        end.detach()
 
 
 class HandedDown:
@@ -136,7 +112,7 @@ class HandedDown:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Send the descriptors to a process that is being started. A forked one has them."""
-        return _take_over, ([(number, num_bytes, sent(fd)) for number, num_bytes, fd in self._files()],)
+        return _take_over, ([(number, num_bytes, DupFd(fd)) for number, num_bytes, fd in self._files()],)
 
     def map(self) -> dict[int, tuple[torch.Tensor, int]]:
         """Map the slots in the worker, and close their descriptors. One for which there is no memory is left out.
@@ -154,6 +130,6 @@ class HandedDown:
         return mapped
 
 
-def _take_over(files: list[tuple[int, int, SentDescriptor]]) -> HandedDown:
+def _take_over(files: list[tuple[int, int, Any]]) -> HandedDown:
     received = [(number, num_bytes, fd.detach()) for number, num_bytes, fd in files]
     return HandedDown(lambda: received)

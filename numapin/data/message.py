@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from numapin.data.slots import Slot
 
-_CPU: Final = torch.device("cpu")
 NO_MEMORY: Final = memoryview(b"")
 DTYPES: Final = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 """All of torch's; a head has their numbers, the same in the rank and its workers."""
@@ -75,6 +74,7 @@ class Head(NamedTuple):
     (numpy's): the number of its storage. A tensor that torch sends and that must be moved: None.
     """
 
+    miss: Miss | None  # why the batch is not in a slot as a whole; None: it is, or has no memory
     number: int  # of the batch
     worker: int  # that sent it
     slot: int  # that it is in, from its start; NO_SLOT: none; IN_MESSAGE
@@ -82,7 +82,6 @@ class Head(NamedTuple):
     made_bytes: int  # the size of a slot that was made for this batch; 0: the rank knows the slot
     num_bytes: int  # of its memory: what is used of the slot, and what had no room in one
     wanted_bytes: int  # the size that a slot must have for such a batch
-    miss: Miss | None  # why the batch is not in a slot as a whole; None: it is, or has no memory
     storages: tuple[tuple[int, int], ...]  # (offset, length), in bytes
     buffers: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool] | int | None, ...]
     body_room: tuple[int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
@@ -92,9 +91,8 @@ class Head(NamedTuple):
 
 def encode(head: Head, body: bytes) -> bytes:
     """Return a batch as bytes. Its rooms must be plain tuples, which is all that marshal writes."""
-    if head.miss is not None:
-        head = head._replace(miss=head.miss.value)  # type: ignore[arg-type]
-    return marshal.dumps((*head[:-1], tuple(head.report), body))
+    miss = None if head.miss is None else head.miss.value
+    return marshal.dumps((miss, *head[1:-1], tuple(head.report), body))
 
 
 def encode_plain(message: object) -> bytes:
@@ -107,9 +105,8 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     fields = marshal.loads(message)  # noqa: S302 - from our own worker
     if type(fields) is bytes:
         return None, pickle.loads(fields)  # noqa: S301 - the same
-    *others, report, body = fields
-    head = Head._make((*others, Report(*report)))
-    return head if head.miss is None else head._replace(miss=Miss(head.miss)), body
+    miss, *others, report, body = fields
+    return Head._make((None if miss is None else Miss(miss), *others, Report(*report))), body
 
 
 def pickled(message: object) -> bytes:
@@ -142,19 +139,13 @@ def unpack(
     mover: Callable[[Any], object] | None = None,
     whole_at: Callable[[int, int, torch.dtype, tuple[int, ...]], torch.Tensor] | None = None,
     *,
-    device: torch.device = _CPU,
+    device: torch.device | str = "cpu",
 ) -> object:
-    """Return the batch of a parcel.
+    """Return the batch of a parcel, whose tensors that share a storage share one afterwards.
 
-    Args:
-        parcel: The parcel. Its tensors that share a storage share one afterwards.
-        storage_at: Makes memory for a tensor's storage from its offset and length in bytes. Returns a storage, and the
-            byte where the memory begins in it.
-        plain_at: Makes plain memory, for numpy, from the same.
-        mover: Puts a tensor that torch sent on the batch's device.
-        whole_at: Makes a tensor that shares its storage with no other, from the same, its dtype and its size. It takes
-            half as long. None: there is no such way.
-        device: Where the storages are.
+    `storage_at` makes memory for a storage on `device` from its offset and length in bytes, and returns a storage and
+    the byte where the memory begins in it; `plain_at` makes plain memory, for numpy. `whole_at` makes a tensor that
+    shares its storage with no other, of a dtype and a size, in half the time. `mover` moves a tensor that torch sent.
     """
     head, known = parcel.head, {}
     buffers: list[object] = []
@@ -180,7 +171,7 @@ def unpack(
 
 
 @cache
-def _empty(dtype: torch.dtype, device: torch.device, _is_inference: bool) -> torch.Tensor:  # noqa: FBT001 - a key
+def _empty(dtype: torch.dtype, device: torch.device | str, _is_inference: bool) -> torch.Tensor:  # noqa: FBT001 - a key
     """Return a tensor whose `data` is a new empty tensor of the current mode, in half the time of torch.empty."""
     return torch.empty(0, dtype=dtype, device=device)
 

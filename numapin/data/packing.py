@@ -14,13 +14,14 @@ import fcntl
 import io
 import os
 import pickle
-import re
 import sys
 import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from multiprocessing.reduction import ForkingPickler
+from operator import mul
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -47,7 +48,6 @@ from numapin.data.torch_names import (
     _rebuild_from_type_v2,
     _rebuild_tensor_v2,
     _rebuild_tensor_v3,
-    reduce_tensor,
 )
 from numapin.system import memory, pages
 
@@ -75,7 +75,6 @@ _SEALABLE: Final = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 _NEVER_EXECUTED: Final = 0x0008  # MFD_NOEXEC_SEAL, since Linux 6.3; Python has no name for it
 _FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size, or one that was too large
-_LONG_PICKLE: Final = 16 << 10  # the pickler's table of objects never shrinks, and is cleared as a whole for each batch
 _PIPE_BYTES: Final = 64 << 10  # what a pipe has room for; longer pickles take many calls to get through it
 _LARGEST_ITEM_BYTES: Final = 16  # so that views of any dtype into the same range are aligned
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle, and a tensor below it is no miss
@@ -84,9 +83,6 @@ _MAX_STORAGE_RATIO: Final = 4  # a view's whole storage is sent, so that views s
 _ARRAY: Final[type | None] = getattr(sys.modules.get("numpy"), "ndarray", None)  # torch imports it if it is there
 _UNCHANGED: Final[Reduced] = NotImplemented  # leaves an object to pickle
 _DTYPE_NUMBERS: Final = {dtype: number for number, dtype in enumerate(DTYPES)}
-_COPIED: Final = frozenset(dtype for dtype in DTYPES if not re.search(r"\bu?int[1-7]$", f"{dtype}"))  # torch can
-# torch.frombuffer gives these no quantizer: resizing such a tensor crashes the process.
-_QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 own: Packer | None = None  # this worker's
 handed_down: dict[int, tuple[torch.Tensor, int]] = {}  # the slots that this worker takes over, by number
@@ -179,8 +175,8 @@ class WorkerSlots:
         else:
             self._held.append(grant.slot)
 
-    def take(self, num_bytes: int) -> BatchMemory | None:
-        """Return memory for a batch of at least `num_bytes`, in a slot or the message; None if it is refused."""
+    def take(self, num_bytes: int) -> BatchMemory:
+        """Return memory for a batch of at least `num_bytes`, in a slot or the message. Raises OSError."""
         for number in reversed(self._held):
             owner, populated = self._mapped[number]
             if owner.nbytes >= num_bytes and not self._is_kept(number):
@@ -193,27 +189,27 @@ class WorkerSlots:
             return BatchMemory(IN_MESSAGE, None, view, memory.address_of(view), size, populated=size)
         return self._make(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
 
-    def grow(self, full: BatchMemory, num_bytes: int) -> BatchMemory | None:
-        """Return memory in which a batch goes on that is in `full` so far; None if the kernel refuses it."""
+    def grow(self, full: BatchMemory, num_bytes: int) -> BatchMemory:
+        """Return memory in which a batch goes on, from its `start`, that is in `full` so far. Raises OSError."""
         needed = full.end + num_bytes
-        larger = self._make(max(needed, _UNKNOWN_BYTES)) or self._make(needed)
-        if larger is not None:
-            try:
-                larger.reserve(needed)  # memory for the beginning, too
-            except OSError:
-                self.put_back(larger)
-                return None
-            larger.start = larger.end = full.end
+        try:
+            larger = self._make(max(needed, _UNKNOWN_BYTES))
+        except OSError:  # address space is limited
+            larger = self._make(needed)
+        try:
+            larger.reserve(needed)  # memory for the beginning, too
+        except OSError:
+            self.put_back(larger)
+            raise
+        larger.start = full.end
         return larger
 
     def put_back(self, made: BatchMemory) -> None:
         """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
-        if made.number == IN_MESSAGE:
-            return
-        if not made.is_new:
-            self._held.append(made.number)
-        elif made.fd is not None:  # None: it could not be sent, and is closed
+        if made.fd is not None:
             os.close(made.fd)
+        elif not made.is_new and made.number != IN_MESSAGE:  # else it could not be sent, and is closed
+            self._held.append(made.number)
 
     def send(self, written: BatchMemory) -> None:
         """Hand a batch's slot to the rank, if it is new; call it before the message about it. Raises OSError."""
@@ -261,19 +257,15 @@ class WorkerSlots:
         window = self._windows.get(number)
         return (window is not None and window() is not None) or number in self._inherited
 
-    def _make(self, num_bytes: int) -> BatchMemory | None:
-        """Make a slot whose pages will be on the rank's node; None if the kernel refuses it."""
-        capacity = capacity_for(num_bytes)
-        try:
-            fd = _memfd()
-        except OSError:
-            return None
+    def _make(self, num_bytes: int) -> BatchMemory:
+        """Make a slot whose pages will be on the rank's node. Raises OSError."""
+        capacity, fd = capacity_for(num_bytes), _memfd()
         try:
             os.ftruncate(fd, capacity)
             owner = map_memfd(fd, capacity)
         except OSError:
             os.close(fd)
-            return None
+            raise
         where = self._locality
         if where.nodes and where.num_machine_nodes > 1:
             self._notes += pages.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within)
@@ -313,10 +305,8 @@ class Packer(ForkingPickler):
         self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
         self.is_collating = True  # False: a collate_fn that runs now is not the loader's, but one inside a sample
         self._thread = threading.get_ident()
-        self._written: BatchMemory | None = None  # the memory of this batch
-        self._full: list[BatchMemory] = []  # those that were too small for it, of which each has the next of its bytes
-        self._first_refusal = Miss.NO_SLOTS if slots is None else None
-        self._refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
+        self._memories: list[BatchMemory] = []  # of this batch: each goes on where the one before it was full
+        self._refusal = Miss.NO_SLOTS if slots is None else None  # why this batch has no room in a slot
         self._mark = pickle.PickleBuffer(bytearray(1))  # stands for a tensor among the out-of-band buffers
         self._placed = pickle.PickleBuffer(bytearray(1))  # stands for a tensor that is in `_buffers`
         self._next: tuple[Any, ...] | None = None  # the tensor that the next mark stands for, as in `Head.buffers`
@@ -333,11 +323,6 @@ class Packer(ForkingPickler):
         if self._slots is not None:
             self._slots.accept(grant)
 
-    def note_fork(self) -> None:
-        """Write no more to what a process that the user's code has just forked may read."""
-        if self._slots is not None:
-            self._slots.note_fork()
-
     def refuse_in_child(self) -> None:
         """Give no more room in a child that the user's code forked: its parent writes to this memory."""
         self._thread = 0  # no thread has this id
@@ -347,32 +332,29 @@ class Packer(ForkingPickler):
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
         """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room.
 
+        Not for quantized dtypes: torch.frombuffer gives them no quantizer, and resizing one crashes the process.
         A worker whose code keeps many batches gets none either: each would keep a slot, and so more and more memory.
         """
         count = torch.Size(size).numel()
-        is_refused = self._are_many_kept or threading.get_ident() != self._thread
-        if is_refused or not count or dtype in _QUANTIZED:
+        if not count or self._are_many_kept or threading.get_ident() != self._thread:
             return None
         room = self._reserve(dtype.itemsize * count)
-        if room is None or self._written is None:
+        if room is None:
             return None
-        flat = torch.frombuffer(self._written.view, dtype=dtype, count=count, offset=room[0])
+        flat = torch.frombuffer(self._memories[-1].view, dtype=dtype, count=count, offset=room[0])
         return flat.resize_(*size) if len(size) > 1 else flat.resize_(size)
 
     def _reserve(self, num_bytes: int) -> Room | None:
-        """Return room in this batch's memory. None: it has no room, and `_refusal` says why."""
+        """Return room in this batch's last memory. None: it has no room, and `_refusal` says why."""
         if self._slots is None:
             return None
         try:
-            if self._written is None:
-                self._written = self._slots.take(num_bytes)
-            start = None if self._written is None else self._written.reserve(num_bytes)
-            if self._written is not None and start is None and self._refusal is not Miss.NO_MEMORY:
-                larger = self._slots.grow(self._written, num_bytes)
-                if larger is not None:
-                    self._full.append(self._written)
-                    self._written = larger
-                    start = larger.reserve(num_bytes)
+            if not self._memories:
+                self._memories.append(self._slots.take(num_bytes))
+            start = self._memories[-1].reserve(num_bytes)
+            if start is None and self._refusal is not Miss.NO_MEMORY:
+                self._memories.append(self._slots.grow(self._memories[-1], num_bytes))
+                start = self._memories[-1].start
         except OSError:
             start = None
         if start is None:
@@ -382,10 +364,7 @@ class Packer(ForkingPickler):
 
     def _find(self, address: int, num_bytes: int) -> Room | None:
         """Return the place of an address in this batch's memory; None outside it."""
-        written = self._written
-        if written is None:
-            return None
-        for each in (written, *self._full):
+        for each in self._memories:
             start = address - each.address
             if each.start <= start < each.end:
                 return start, num_bytes
@@ -395,38 +374,35 @@ class Packer(ForkingPickler):
 
     def pack(self, number: int, batch: object) -> bytes:
         """Return the message for a batch, and be ready for the next one. Raises what pickling the batch raises."""
-        is_short = False
         try:
             self.dump(self._with_marks(batch))
             body = self._file.getvalue()
             body_room = self._write(body) if len(body) >= _PIPE_BYTES else None
             rooms = self._storages if body_room is None else [*self._storages, body_room]
             end, num_bytes = max(map(sum, rooms), default=0), sum(size for _, size in rooms)
-            written, slot, made_bytes, small, wanted_bytes, report = self._written, NO_SLOT, 0, b"", 0, NOTHING
-            if written is not None:
-                wanted_bytes = written.end  # tensors that were collated and then dropped took room, too
+            slot, made_bytes, small, report = NO_SLOT, 0, b"", NOTHING
+            # Tensors that were collated and then dropped took room, too.
+            wanted_bytes = self._memories[-1].end if self._memories else 0
             if self._slots is not None:
-                if written is not None and end:
-                    for full in self._full:
+                if end:
+                    *others, written = self._memories
+                    for full in others:
                         start = full.start
                         memory.copy(written.address + start, full.address + start, full.end - start)
                     self._slots.send(written)
-                    self._written, slot = None, written.number  # only now: what could not be sent is put back
+                    self._memories.pop()  # only now: what could not be sent is put back
+                    slot = written.number
                     made_bytes = written.capacity if written.is_new else 0
                     small = bytes(written.view[:end]) if slot == IN_MESSAGE else b""
                 report = self._slots.report(slot)
-            num_bytes, wanted_bytes = num_bytes + self._missing_bytes, wanted_bytes + self._missing_bytes
-            sizes = end, made_bytes, num_bytes, wanted_bytes
+            missing = self._missing_bytes
+            sizes = end, made_bytes, num_bytes + missing, wanted_bytes + missing
             places = tuple(self._storages), tuple(self._buffers), body_room, small
-            head = Head(number, self._worker, slot, *sizes, self._miss, *places, report)
+            head = Head(self._miss, number, self._worker, slot, *sizes, *places, report)
             self._are_many_kept = len(report.kept) > MOST_KEPT
-            is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
         finally:
-            if is_short:
-                self.clear_memo()
-            else:
-                self.memo = {}  # a new table
+            self.memo = {}  # a new table: the old one never shrinks
             self._file.seek(0)
             self._file.truncate()
             self._cast_ones.clear()  # they refer to the slot
@@ -438,12 +414,10 @@ class Packer(ForkingPickler):
 
     def finish(self) -> None:
         """End a batch, sent or not: keep the memory that was not sent for the next one."""
-        self._refusal = self._first_refusal
-        if self._slots is not None and self._written is not None:
-            self._slots.put_back(self._written)
-            self._written = None
-        while self._full and self._slots is not None:
-            self._slots.put_back(self._full.pop())
+        if self._slots is not None:
+            self._refusal = None
+            while self._memories:
+                self._slots.put_back(self._memories.pop())
 
     def _with_marks(self, batch: Any) -> object:
         """Return a list, tuple or dict of plain tensors with marks in their places, and any other batch as it is.
@@ -451,11 +425,12 @@ class Packer(ForkingPickler):
         Most batches are such ones, and a mark needs no function that the pickle names and the rank calls.
         """
         kind = type(batch)
-        if kind is not list and kind is not tuple and kind is not dict:
+        if kind is dict and _PLAIN_KEYS.issuperset(map(type, batch)):  # memory of a key would come between the marks
+            tensors = list(batch.values())
+        elif kind is list or kind is tuple:
+            tensors = batch
+        else:
             return batch
-        if kind is dict and not _PLAIN_KEYS.issuperset(map(type, batch)):
-            return batch  # memory of a key would come between the marks
-        tensors = list(batch.values() if kind is dict else batch)
         if set(map(type, tensors)) != {torch.Tensor} or self.casts or len(set(map(id, tensors))) < len(tensors):
             return batch
         for tensor in tensors:
@@ -472,7 +447,10 @@ class Packer(ForkingPickler):
         if isinstance(thing, torch.Tensor):
             return self._reduce_tensor(thing)
         if type(thing) is _ARRAY:
-            return self._reduce_array(thing)
+            array: Any = thing
+            is_usual = array.flags.forc and array.flags.writeable and array.dtype.byteorder not in "<>"  # "=" is native
+            # Others stay in the pickle, which makes them writable, contiguous and native, as from torch.
+            return _UNCHANGED if is_usual else array.__reduce__()
         if type(thing) is ExceptionWrapper and not _can_be_imported(thing.exc_type):
             kind = thing.exc_type
             return named_error, (kind.__module__, kind.__qualname__, kind.__name__, thing.exc_msg, thing.where)
@@ -483,35 +461,32 @@ class Packer(ForkingPickler):
     def _reduce_tensor(self, given: torch.Tensor) -> Reduced:
         """Cast a tensor and put it into the slot. If only torch can send it, have it moved to the batch's device."""
         tensor = self._cast(given) if self.casts and given.dtype in self.casts else given
-        reduce: Callable[[Any], Any] = reduce_tensor
+        if type(tensor) is torch.Tensor and self._put(tensor):
+            return buffer, (self._mark,)
+        reduce: Callable[[Any], Any] = self.dispatch_table.get(type(tensor), _reduce_by_value)
         if type(tensor) is torch.Tensor:
-            if self._put(tensor):
-                return buffer, (self._mark,)
-            if (given.is_conj() or given.is_neg()) and not given.requires_grad:
-                return _reduce_lazy_view(given)
-        else:  # as its class reduces it, but for the memory
-            reduce = self.dispatch_table.get(type(tensor), _reduce_by_value)
-            if reduce is _reduce_by_value and type(tensor).__reduce_ex__ is torch.Tensor.__reduce_ex__:
-                build, arguments = _reduce_by_value(tensor)
+            # Views whose values are computed when they are read. torch sends what is below them, and so other values.
+            if not tensor.requires_grad and (tensor.is_conj() or tensor.is_neg()):
+                view: Callable[[Any], Any] = torch.conj if tensor.is_conj() else torch.Tensor._neg_view
+                return view, (view(tensor),)
+        elif reduce is _reduce_by_value and type(tensor).__reduce_ex__ is torch.Tensor.__reduce_ex__:
+            build, arguments = _reduce_by_value(tensor)
+            # From (function, class, its storage and shape, attributes). Other functions rebuild what has no memory.
+            if build is _rebuild_from_type_v2 and arguments[0] in (_rebuild_tensor_v2, _rebuild_tensor_v3):
                 with torch._C.DisableTorchFunctionSubclass():  # else the subclass decides what as_subclass returns
-                    plain = tensor.as_subclass(torch.Tensor) if _is_over_memory(build, arguments) else None
-                if plain is not None and self._put(plain):
+                    plain = tensor.as_subclass(torch.Tensor)
+                if self._put(plain):
                     return build, (buffer, arguments[1], (self._mark,), arguments[3])
         with torch._C.DisableTorchFunctionSubclass():  # a subclass may refuse to answer
             is_strided = tensor.layout is torch.strided and not tensor.is_nested
             is_large = not is_strided or (tensor.device.type != "meta" and tensor.nbytes >= _SMALL_BYTES)
         if is_large:
             self._miss = self._miss or Miss.UNSUPPORTED
-        if self.moves:
-            reduced = reduce(tensor)
-            if len(reduced) == 2:
-                self._next = None
-                return move, (self._mark, *reduced)
-        if tensor is given:
-            return _UNCHANGED
-        extra: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-        cast: Reduced = extra.get(type(tensor), _reduce_by_value)(tensor)  # pickle would send the tensor as it was
-        return cast
+        reduced: Reduced = reduce(tensor)
+        if self.moves and len(reduced) == 2:
+            self._next = None
+            return move, (self._mark, *reduced)
+        return reduced
 
     def _cast(self, wide: torch.Tensor) -> torch.Tensor:
         """Return a tensor in its narrower dtype; a contiguous one is cast straight into the slot, if there is room."""
@@ -552,24 +527,11 @@ class Packer(ForkingPickler):
             number = found
             ranges.append((first, last, number))
         shape, stride = tuple(tensor.shape), tensor.stride()
-        is_whole = is_contiguous and tensor.nbytes == self._storages[number][1] and dtype in _COPIED
+        is_whole = is_contiguous and tensor.nbytes == self._storages[number][1]
         if is_whole and 1 in shape:  # a contiguous tensor may have any stride there, as channels_last does
-            is_whole = stride == _strides_of(shape)
+            is_whole = stride[::-1] == tuple(accumulate(shape[:0:-1], mul, initial=1))
         self._next = (number, _DTYPE_NUMBERS[dtype], shape, stride, begin - first, is_whole)
         return True
-
-    def _reduce_array(self, array: Any) -> Reduced:
-        """Reduce an array so that it arrives as from torch: writable, contiguous, in this machine's byte order."""
-        if array.dtype.byteorder in "<>":  # not the machine's, which is "="
-            array = array.astype(array.dtype.newbyteorder("="))
-        elif not array.flags.forc:  # in neither C's nor Fortran's order: NumPy would keep the order of its axes
-            array = array.copy()
-        elif not array.flags.writeable:
-            array = array.copy(order="K")
-        else:
-            return _UNCHANGED
-        reduced: Reduced = array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return reduced
 
     def _take_out(self, out_of_band: pickle.PickleBuffer) -> bool:
         """Return whether a buffer stays in the pickle. pickle calls this for each one, in order."""
@@ -579,25 +541,24 @@ class Packer(ForkingPickler):
             self._buffers.append(self._next)
             return False
         raw = out_of_band.raw()
-        number = self._store(raw) if raw.nbytes >= _SMALL_BYTES else None
+        if raw.nbytes < _SMALL_BYTES:
+            return True
+        room = None if raw.readonly else self._find(memory.address_of(raw), raw.nbytes)
+        if room in self._storages:  # a tensor's, or another array's
+            number: int | None = self._storages.index(room)
+        else:
+            number = self._add(room or self._write(raw), raw.nbytes)
         if number is None:
             return True
         self._buffers.append(number)
         return False
 
-    def _store(self, raw: memoryview) -> int | None:
-        """Have plain memory in the slot; return the number of its storage, None if there is no room."""
-        room = None if raw.readonly else self._find(memory.address_of(raw), raw.nbytes)
-        if room in self._storages:  # a tensor's, or another array's
-            return self._storages.index(room)
-        return self._add(room or self._write(raw), raw.nbytes)
-
     def _write(self, source: memoryview | bytes) -> Room | None:
         """Copy plain memory into the slot; return its place, None if there is no room."""
         room = self._reserve(len(source))
-        if room is not None and self._written is not None:
+        if room is not None:
             start, num_bytes = room
-            self._written.view[start : start + num_bytes] = source
+            self._memories[-1].view[start : start + num_bytes] = source
         return room
 
     def _bring(self, storage: torch.UntypedStorage, first: int, last: int) -> int | None:
@@ -612,8 +573,8 @@ class Packer(ForkingPickler):
             return None
         if room is None:
             room = self._reserve(last - first)
-            if room is not None and self._written is not None:
-                target = self._written.address + room[0]
+            if room is not None:
+                target = self._memories[-1].address + room[0]
                 if self.passes_caches and last - first >= LARGE_BYTES:
                     memory.stack_past_caches(target, [address], last - first)
                 else:
@@ -628,15 +589,6 @@ class Packer(ForkingPickler):
             return None
         self._storages.append(room)
         return len(self._storages) - 1
-
-
-def _strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides that torch gives a new contiguous tensor."""
-    strides, num_elements = [], 1
-    for size in reversed(shape):
-        strides.append(num_elements)
-        num_elements *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -661,24 +613,6 @@ def _can_be_imported(kind: type) -> bool:
     except Exception:  # it is the user's
         return False
     return True
-
-
-def _reduce_lazy_view(tensor: torch.Tensor) -> Reduced:
-    """Reduce a conjugated or negated view, whose values are computed when they are read, to the tensor below it.
-
-    torch sends such a view without the conjugation, and so other values.
-    """
-    if tensor.is_conj():
-        return torch.conj, (tensor.conj(),)
-    return torch.Tensor._neg_view, (tensor._neg_view(),)
-
-
-def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:
-    """Return whether a tensor of a subclass is rebuilt from (function, class, its storage and shape, attributes)."""
-    if build is not _rebuild_from_type_v2 or arguments[0] not in (_rebuild_tensor_v2, _rebuild_tensor_v3):
-        return False
-    *_, hooks = arguments[2][:6]
-    return not hooks
 
 
 def _reduce_by_value(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from numapin.data.packing import MOST_KEPT
 from numapin.data.pool import Pool, PoolSpec
 from numapin.data.queues import ResultQueue, TaskQueue
 from numapin.data.stats import Counts, Notices, Stats, share_on
-from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
+from numapin.data.worker import WorkerStart, num_worker_threads, open_pidfd
 from numapin.errors import UsageError
 from numapin.rank import bind
 from numapin.steps.totals import totals_of
@@ -37,6 +37,7 @@ from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from multiprocessing.connection import Connection
 
     from torch.utils.data import DataLoader
 
@@ -114,9 +115,9 @@ def _end_path(number: int, path: DataPath) -> None:
 
 
 @cache
-def _this_rank(pid: int) -> OwnerProcess:
+def _this_rank(pid: int) -> Connection | None:
     del pid  # the key: a forked child is another process
-    return OwnerProcess.this()
+    return open_pidfd()
 
 
 _lanes: Final[set[Lane]] = set()  # not ended yet

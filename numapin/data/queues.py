@@ -37,7 +37,6 @@ _ROOM: Final = select.PIPE_BUF - _HEADER.size
 _READ_BYTES: Final = 1 << 16  # the capacity of a pipe
 _PAUSE_MS: Final = 100  # between looks at a pipe that has no writer
 _ENOUGH: Final = 4  # batches: more than are copied ahead
-_RANK: Final = 0xFFFF  # the rank's own number as a writer; workers have theirs
 
 
 class Channel:
@@ -77,7 +76,7 @@ class Channel:
             frames = [_HEADER.pack(len(message), self.number, True) + message]
         else:
             frames = _frames(message, self.number)
-        if self._late is not None and self._late.is_busy():
+        if self._late is not None and self._late.frames:  # later ones must queue up behind these
             self._late.add(frames)
             return
         fd, num_sent = self._writer.fileno(), 0
@@ -171,33 +170,29 @@ class _LateWriter:
 
     def __init__(self, fd: int) -> None:
         self._fd = os.dup(fd)  # the channel may be closed before the thread has noticed
-        self._frames: deque[bytes] = deque()
+        self.frames: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._is_discarded = False
         self.is_abandoned = False  # exit does not wait for the frames that are left
         threading.Thread(target=self._run, name="numapin-channel", daemon=True).start()
 
-    def is_busy(self) -> bool:
-        """Return whether frames wait, so that later ones must queue up behind them."""
-        return bool(self._frames)
-
     def add(self, frames: list[bytes]) -> None:
         """Queue the frames of one message."""
         with self._changed:
-            self._frames.extend(frames)
+            self.frames.extend(frames)
             self._changed.notify_all()
 
     def discard(self) -> None:
         """Drop the frames that wait, and end the thread."""
         with self._changed:
             self._is_discarded = True
-            self._frames.clear()
+            self.frames.clear()
             self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until all frames are written."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_abandoned or not self._frames)
+            self._changed.wait_for(lambda: self.is_abandoned or not self.frames)
 
     def _run(self) -> None:
         """Write frames, one whenever the pipe has room. A frame leaves the queue once it is written."""
@@ -205,16 +200,16 @@ class _LateWriter:
         writable.register(self._fd, select.POLLOUT)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._frames or self._is_discarded)
+                self._changed.wait_for(lambda: self.frames or self._is_discarded)
                 if self._is_discarded:
                     break
             writable.poll()
             try:
-                while self._frames:
-                    os.write(self._fd, self._frames[0])
+                while self.frames:
+                    os.write(self._fd, self.frames[0])
                     with self._changed:
-                        if self._frames:
-                            self._frames.popleft()
+                        if self.frames:
+                            self.frames.popleft()
                         self._changed.notify_all()
             except BlockingIOError:
                 continue
@@ -253,7 +248,7 @@ class ResultQueue(Channel):
 
     def __init__(self, accept: Callable[[Head, bytes], Parcel]) -> None:
         super().__init__()
-        self.number = _RANK
+        self.number = 0xFFFF  # the rank's, as a writer; workers have theirs
         self._accept = accept
         self._results: deque[tuple[object, object]] = deque()
         self._open: Callable[[Parcel], object] | None = None

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch._C import _remove_worker_pids, _set_worker_pids
     from torch._tensor import _rebuild_from_type_v2
     from torch._utils import ExceptionWrapper, _rebuild_tensor_v2, _rebuild_tensor_v3
-    from torch.multiprocessing.reductions import reduce_tensor
     from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, collate
     from torch.utils.data._utils.collate import collate_tensor_fn
     from torch.utils.data._utils.worker import _IterableDatasetStopIteration
@@ -50,7 +49,6 @@ __all__ = [
     "_set_worker_pids",
     "collate",
     "collate_tensor_fn",
-    "reduce_tensor",
 ]
 
 TORCH, TORCHDATA = "torch", "torchdata"
@@ -106,7 +104,6 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
     },
     "torch.autograd.profiler": {"_is_profiler_enabled": None},
     "torch.cuda": {"_is_in_bad_fork": ""},
-    "torch.multiprocessing.reductions": {"reduce_tensor": "tensor"},
     "torch.storage": {"UntypedStorage._cdata": None, "UntypedStorage._new_shared": "size device"},
     "torch": {"Tensor._is_zerotensor": None, "Tensor._neg_view": None},
     STATEFUL: {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from multiprocessing import connection
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data import get_worker_info
 
-from numapin.data import handover, packing
+from numapin.data import packing
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.packing import LARGE_BYTES, SLOT_NAME, Packer, WorkerSlots, is_plain
 from numapin.data.torch_names import _DatasetKind, collate, collate_tensor_fn
@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numapin.data.casting import Casts
-    from numapin.data.handover import Handover, SentDescriptor
+    from numapin.data.handover import Handover
     from numapin.data.locality import Locality
 
     CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 
 _VARIABLE: Final = "NUMAPIN_WORKER_THREADS"
-_torch_collate: Final = collate_tensor_fn
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -47,7 +46,7 @@ class WorkerStart:
 
     arrivals: Handover | None  # hands new slots to the rank; None: slots are turned off
     serial: int  # that this start of workers shares with no other of the loader
-    rank: OwnerProcess  # that the worker ends with
+    rank: connection.Connection | None  # its pidfd: the worker ends with it
     locality: Locality
     pins: bool  # whether batches must end up in pinned memory
     moves: bool  # whether batches must end up on a device
@@ -61,14 +60,19 @@ class WorkerStart:
         where = self.locality
         # The rank has reported refusals.
         bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes, within=where.within)
-        self.rank.end_with()
+        if self.rank is not None:
+            threading.Thread(target=_exit_after, args=(self.rank,), name="numapin-watch", daemon=True).start()
         limit_libraries(self.num_library_threads)
         # Descriptors of slots that the rank had at the fork would keep memory that the rank gives back. Nothing in a
         # forked child uses them: what it inherits of the rank's pools does nothing in another process.
         for fd in proc.open_files("self", f"/memfd:{SLOT_NAME}"):
             os.close(fd)
         if is_in_bad_fork():
-            _release_gpus()
+            # GPU devices inherited by fork would keep the rank's GPU memory after its end, and CUDA cannot be used here
+            # anyway. The numbers stay taken, so that a library that still has them cannot hit another file.
+            with suppress(OSError), Path(os.devnull).open("rb") as null:
+                for fd in proc.open_files("self", "/dev/nvidia"):
+                    os.dup2(null.fileno(), fd, inheritable=False)
         slots = None
         if self.arrivals is not None:
             is_for_gpu = self.pins or self.moves
@@ -77,57 +81,29 @@ class WorkerStart:
             )
             packing.handed_down = {}  # else it would keep those mapped that the rank gives up
         packing.own = packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
-        os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
+        os.register_at_fork(after_in_child=packer.refuse_in_child)
         if slots is not None:
+            os.register_at_fork(after_in_parent=slots.note_fork)
             Stacker(packer, num_threads=self.num_copy_threads).install()
         if self.then is not None:
             self.then(worker)
 
 
-def _release_gpus() -> None:
-    """Replace GPU devices inherited by fork by /dev/null: they would keep the rank's GPU memory after its end.
+def open_pidfd() -> connection.Connection | None:
+    """Return this process as its workers see it, which cannot be mistaken for a later process.
 
-    CUDA cannot be used in a forked child anyway. The numbers stay taken, so that a library that still has them cannot
-    hit another file.
+    It travels to processes that are started. Kernels before 5.3 have no pidfd; nothing is watched there.
     """
-    with suppress(OSError), Path(os.devnull).open("rb") as null:
-        for fd in proc.open_files("self", "/dev/nvidia"):
-            os.dup2(null.fileno(), fd, inheritable=False)
+    try:
+        return connection.Connection(os.pidfd_open(os.getpid()))
+    except OSError:
+        return None
 
 
-class OwnerProcess:
-    """The rank's process, as its workers see it: a pidfd, which cannot be mistaken for a later process."""
-
-    def __init__(self, fd: int | None) -> None:
-        self._fd = fd
-
-    @classmethod
-    def this(cls) -> OwnerProcess:
-        """Return this process. Kernels before 5.3 have no pidfd; nothing is watched there."""
-        try:
-            return cls(os.pidfd_open(os.getpid()))
-        except OSError:
-            return cls(None)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Send the descriptor to a process that is being started."""
-        return _attach, (None if self._fd is None else handover.sent(self._fd),)
-
-    def end_with(self) -> None:
-        """End this process as soon as the rank has ended, whatever ended it and whichever thread forked this one."""
-        if self._fd is not None:
-            threading.Thread(target=_exit_after, args=(self._fd,), name="numapin-watch", daemon=True).start()
-
-
-def _exit_after(fd: int) -> None:
-    ended = select.poll()
-    ended.register(fd, select.POLLIN)
-    ended.poll()
+def _exit_after(process: connection.Connection) -> None:
+    """End this process as soon as another one has ended, whatever ended it and whichever thread forked this one."""
+    connection.wait([process])
     os._exit(1)
-
-
-def _attach(fd: SentDescriptor | None) -> OwnerProcess:
-    return OwnerProcess(None if fd is None else fd.detach())
 
 
 def num_worker_threads(wanted: int | None, environ: Mapping[str, str]) -> int:
@@ -178,7 +154,7 @@ class Stacker:
         """
         packer = self._packer
         functions: CollateMap = collate.default_collate_fn_map
-        if functions.get(torch.Tensor) is _torch_collate:
+        if functions.get(torch.Tensor) is collate_tensor_fn:
             functions[torch.Tensor] = self.collate
         storages: Any = torch.UntypedStorage
         torchs_storage = storages._new_shared.__func__  # the one place through which all of them go
@@ -211,7 +187,7 @@ class Stacker:
     def collate(self, batch: Any, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
         """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""
         out = None
-        if self._packer.is_collating and get_worker_info() is not None and _can_stack(batch):
+        if self._packer.is_collating and _can_stack(batch):
             casts, dtype = self._packer.casts, batch[0].dtype
             narrow = casts.get(dtype, dtype)
             # For {float64: float32, float32: bfloat16} the pickler would cast it once more.
@@ -220,7 +196,7 @@ class Stacker:
         if out is not None and (out.nbytes < LARGE_BYTES or _are_alike(batch)):
             with suppress(RuntimeError):  # torch's own function raises it, e.g. for different shapes
                 return self.stack(batch, out)
-        return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         """Stack into `out`, cast to its dtype; a large batch on several threads."""
@@ -229,7 +205,7 @@ class Stacker:
             return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
         if batch[0].dtype is not out.dtype:
             stack = _stack_cast
-        elif self._packer.passes_caches and all(map(_is_block, batch)):
+        elif self._packer.passes_caches and all(is_plain(tensor) and tensor.is_contiguous() for tensor in batch):
             stack = _stack_past_caches
         num_parts = min(self._num_threads, len(batch))
         cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
@@ -253,11 +229,6 @@ class Stacker:
         except RuntimeError:
             self._pool.shutdown()
             return work
-
-
-def _is_block(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's bytes are its elements in their order."""
-    return is_plain(tensor) and tensor.is_contiguous()
 
 
 def _can_stack(batch: Any) -> bool:

@@ -69,7 +69,7 @@ def test_the_chosen_worker_gets_the_task(chosen: list[int]) -> None:
         chosen.clear()
         assert workers_of(loader) == chosen[:SIZE]
     balance = iterator._lane.balance
-    assert [balance.num_unfinished(worker) for worker in range(3)] == [0, 0, 0]
+    assert [len(sent_s) for sent_s in balance._sent_s] == [0, 0, 0]
     assert None not in balance._mean_s  # the times of all workers were noted
     loader.close()
 

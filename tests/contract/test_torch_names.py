@@ -160,7 +160,7 @@ def test_a_module_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(name=name)
 
     monkeypatch.setattr(torch_names, "import_module", missing)
-    assert torch_names.reduce_tensor.__module__ == "numapin.data.torch_names"
+    assert torch_names.collate_tensor_fn.__module__ == "numapin.data.torch_names"
     assert torch_names._first_problem(TORCH, torch_names._in_process).startswith("has no ")
 
 

@@ -152,6 +152,6 @@ def test_a_task_that_was_not_sent_does_not_count() -> None:
     balance.note_sent(0)
     balance.note_sent(0)
     balance.take_back(0)
-    assert balance.num_unfinished(0) == 1
+    assert len(balance._sent_s[0]) == 1
     balance.note_arrival(1)  # from a worker without tasks
-    assert balance.num_unfinished(1) == 0
+    assert len(balance._sent_s[1]) == 0

@@ -115,9 +115,9 @@ def test_without_a_reader_messages_are_dropped() -> None:
     channel.send(b"small")
     late = channel._late
     assert late is not None
-    assert wait_until(lambda: not late.is_busy(), limit_s=WAIT_S)
+    assert wait_until(lambda: not late.frames, limit_s=WAIT_S)
     channel.send(LARGE)
-    assert not late.is_busy()
+    assert not late.frames
     channel._writer.close()
 
 

@@ -97,7 +97,7 @@ def test_another_end_that_is_gone_is_an_error(end: str) -> None:
     """A worker must not wait for a rank that has ended, nor a signal kill the one that sends."""
     handover = Handover()
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, getattr(handover, end))  # the number stays taken
+    os.dup2(null, getattr(handover, end).fileno())  # the number stays taken
     os.close(null)
     with pytest.raises(BrokenPipeError):
         handover.take(1) if end == "_sender" else handover.send(1, 0)

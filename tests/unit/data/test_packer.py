@@ -276,7 +276,7 @@ class TestEnd:
         error.__traceback__ = None
         gc.collect()
         assert watched() is None
-        assert in_slot(loop, ramp(100))[2:5] == (granted, 400, 0)
+        assert in_slot(loop, ramp(100))[3:6] == (granted, 400, 0)
 
     @pytest.fixture
     def granted(self, loop: Loopback) -> int:

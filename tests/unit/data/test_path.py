@@ -37,7 +37,7 @@ def test_what_a_workers_child_may_read_though_the_batch_never_arrives(path: Data
     lent(loop, torch.arange(1000.0))
     packer = loop.begin()
     batch = packer.allocate(torch.float32, (1000,))
-    packer.note_fork()
+    loop.workers[0].note_fork()
     lane.results.send(loop.pack(batch))
     (slot,) = loop.pool.slots
     assert not slot.is_inherited
