@@ -105,7 +105,7 @@ class VendorSupport(NamedTuple):
 
 
 def support_of(vendor: GpuVendor | None) -> VendorSupport:
-    """Return what is known of a vendor; a machine file without vendors is from when only NVIDIA's GPUs were read."""
+    """Return what is known of a vendor, which is NVIDIA where none is known."""
     return _TABLE[vendor or GpuVendor.NVIDIA]
 
 
@@ -163,10 +163,6 @@ def first_visible(gpus: tuple[Gpu, ...], environ: Environ) -> int | None:
 
 
 # --- NVIDIA ----------------------------------------------------------------------------------------------------------
-
-
-def _seen_by_cuda(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
-    return apply_visibility(gpus, visible_devices=environ.get(_CUDA), device_order=environ.get("CUDA_DEVICE_ORDER"))
 
 
 def _cuda_variables(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
@@ -341,7 +337,9 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         torch_word="cuda",
         runtime="CUDA",
         hiding_variables=(_CUDA,),
-        mark_visible=_seen_by_cuda,
+        mark_visible=lambda gpus, environ: apply_visibility(
+            gpus, visible_devices=environ.get(_CUDA), device_order=environ.get("CUDA_DEVICE_ORDER")
+        ),
         variables_for=_cuda_variables,
         why_order_unknown=lambda _gpus, _environ: "",  # GPUs of unknown order have no `cuda_index`
         driver_remedy="load the driver, or give the container the GPUs: docker run --gpus all",

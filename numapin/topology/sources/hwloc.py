@@ -202,7 +202,13 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
     # The kernel's own matrix is named NUMALatency; others were added by a user.
     matrix = min(latencies, key=lambda matrix: matrix.text("name") != "NUMALatency")
     nodes = _numbers(matrix, "indexes")
-    rows = _square(matrix, len(nodes))
+    size = len(nodes)
+    if size > MAX_NODES:
+        raise matrix.error(f"distances of {size} objects; at most {MAX_NODES} are accepted")
+    values = _numbers(matrix, "u64values")
+    if len(values) != size * size:
+        raise matrix.error(f"{len(values)} values for {size} objects, expected {size * size}")
+    rows = (values[start : start + size] for start in range(0, size * size, size or 1))
     return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, rows, strict=True)}
 
 
@@ -332,16 +338,6 @@ def _info(element: Element, name: str) -> str | None:
     """Return an info value of an object."""
     values = (entry.text("value") for entry in element.named("info") if entry.text("name") == name)
     return next(values, None)
-
-
-def _square(matrix: Element, size: int) -> list[list[int]]:
-    """Return the rows of a matrix. Raises MachineFileError if it is not square or too large."""
-    if size > MAX_NODES:
-        raise matrix.error(f"distances of {size} objects; at most {MAX_NODES} are accepted")
-    values = _numbers(matrix, "u64values")
-    if len(values) != size * size:
-        raise matrix.error(f"{len(values)} values for {size} objects, expected {size * size}")
-    return [values[start : start + size] for start in range(0, len(values), size or 1)]
 
 
 def _numbers(matrix: Element, tag: str) -> list[int]:
