@@ -14,16 +14,12 @@ import sys
 TYPE_CHECKING = False  # importing typing takes longer than everything that `main` does first
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final, TypeAlias
-
-    Line: TypeAlias = tuple[dict[str, str], list[str]]
-    """The options of a plain `exec` line, with their values, and the command."""
+    from typing import Final
 
 _RANKS: Final = ("--local-rank", "--local-size")
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
-_LAUNCHERS: Final = (["run"], ["trace"])
-"""The commands that start ranks."""
+_LAUNCHERS: Final = (["run"], ["trace"])  # the commands that start ranks
 _MIN_FILES: Final = 32  # a launcher has some 16 open, and two for each rank that connects
 
 
@@ -61,8 +57,8 @@ def _prepare_launcher() -> None:
         supervise_if_init()
 
 
-def read_line(arguments: Sequence[str]) -> Line | None:
-    """Parse an `exec` line without binding options. None: leave the line, and its errors, to click."""
+def read_line(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]] | None:
+    """Return the options and the command of a plain `exec` line. None: leave the line, and its errors, to click."""
     options: dict[str, str] = {}
     words = list(arguments)
     while words and words[0].startswith("-") and words[0] != "--":

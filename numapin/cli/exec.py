@@ -46,7 +46,6 @@ class _ExecOptions(BindingOptions):
 @click.option(
     "--plan",
     type=FilePath(path_type=str),
-    metavar="FILE",
     help="Use this rank's slice of a saved plan (numapin plan --json), or of a run's plan (@last: the newest run), "
     "instead of reading the machine. "
     "Default: the slice that `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a new plan.",

@@ -111,7 +111,17 @@ def top(
             raise UsageError("--all and a job cannot be combined", "give one of them")
         if metrics is None or (path is None and not once):
             raise UsageError(f"--all needs {_OPENMETRICS} FILE, or --once", f"type: {_ONCE} {_OPENMETRICS} --all")
-        _export_all(path, interval_s, once=once)
+        from numapin.view.openmetrics import openmetrics
+
+        def samples() -> Iterator[str]:
+            node = NodeFollower(all_loads, os.environ)
+            node.look()  # finds the runs
+            while True:
+                time.sleep(interval_s)
+                yield openmetrics(node.look(), num_unread=len(node.unread))
+
+        with open_loads(None) as all_loads, suppress(KeyboardInterrupt), _ended_by_signals():
+            _write_all(samples(), path, last=openmetrics([]), once=once)
         return
     console = None if once or metrics is not None else _terminal()
 
@@ -132,8 +142,14 @@ def top(
         seen = _follow(job, find, loads, lambda: time.sleep(next(pauses)))
         if console is not None:
             _watch(console, seen)
-        elif metrics is not None:
-            _export(seen, job, path, once=once)
+        elif metrics is not None:  # at the end the file only says that the job has ended, or is no longer watched
+            from numapin.view.openmetrics import ended, openmetrics
+
+            origin = origin_of(job, os.environ)
+            texts = (openmetrics([(now, origin)]) for now in seen)
+            _write_all(texts, path, last=ended(job.name, origin), once=once)
+            if path is not None and not once:
+                say("the job ended")
         else:
             now = next(seen)
             if as_json:
@@ -202,31 +218,6 @@ def _watch(console: Console, seen: Iterator[Top]) -> None:
             raise
         raise NumapinError("the terminal is gone", f"without a terminal, type: {_ONCE}") from None
     say("the job ended")
-
-
-def _export(seen: Iterator[Top], job: RunningJob, path: Path | None, *, once: bool) -> None:
-    """Write the metrics of a job; at its end, or the export's, the file only says so. Raises NumapinError."""
-    from numapin.view.openmetrics import ended, openmetrics
-
-    origin = origin_of(job, os.environ)
-    _write_all((openmetrics([(now, origin)]) for now in seen), path, last=ended(job.name, origin), once=once)
-    if path is not None and not once:
-        say("the job ended")
-
-
-def _export_all(path: Path | None, interval_s: float, *, once: bool) -> None:
-    """Write the metrics of all runs until a signal; at the end the file has none. Raises NumapinError."""
-    from numapin.view.openmetrics import openmetrics
-
-    def samples() -> Iterator[str]:
-        node = NodeFollower(loads, os.environ)
-        node.look()  # finds the runs
-        while True:
-            time.sleep(interval_s)
-            yield openmetrics(node.look(), num_unread=len(node.unread))
-
-    with open_loads(None) as loads, suppress(KeyboardInterrupt), _ended_by_signals():
-        _write_all(samples(), path, last=openmetrics([]), once=once)
 
 
 def _write_all(samples: Iterator[str], path: Path | None, *, last: str, once: bool) -> None:

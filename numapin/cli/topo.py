@@ -39,8 +39,8 @@ _PLANNED: Final = ("tree", *_DRAWN)
     help="Mark each rank's CPUs, memory and GPU, from a plan.json, from a run (@last: the newest one), or from the "
     "plan that `numapin plan` would make.",
 )
-@click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
-@click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
+@click.option("--output", type=FilePath(), help="Write the svg or html here (default: stdout).")
+@click.option("--save", type=FilePath(), help="Write a machine file instead of showing the machine.")
 def topo(
     *,
     root: Path | None,
