@@ -1,7 +1,4 @@
-"""`numapin exec`: bind one rank that another launcher started.
-
-With an existing plan and no binding options `entry` does the same faster.
-"""
+"""`numapin exec`: bind one rank that another launcher started. With a plan and no options, `entry` does it faster."""
 
 from __future__ import annotations
 

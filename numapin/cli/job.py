@@ -1,7 +1,4 @@
-"""`numapin job`: write scripts that start bound ranks under a resource manager.
-
-Nothing is submitted.
-"""
+"""`numapin job`: write scripts that start bound ranks under a resource manager. Nothing is submitted."""
 
 from __future__ import annotations
 

@@ -268,10 +268,7 @@ def _options_of(command: click.Command) -> list[str]:
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a traceback as Python does, without control characters.
-
-    Errors of torch, such as those of its rendezvous, may name the script and its arguments.
-    """
+    """Show a traceback as Python does, without control characters: torch's may name the script's arguments."""
     import traceback  # takes 3 ms
 
     text = shown = "".join(traceback.format_exception(kind, error, trace))
@@ -307,10 +304,7 @@ def _die_of_sigint() -> None:
 
 
 def leave(status: str | int | None) -> NoReturn:
-    """Exit. Unwritten output is an error on stdout, and is dropped on stderr.
-
-    Python itself would try again at the end and make every status 120.
-    """
+    """Exit. Unwritten output is an error on stdout, dropped on stderr; Python itself would make any status 120."""
     if error := _flush_or_drop("stdout"):
         status = status or _report_unwritten(error)
     _flush_or_drop("stderr")

@@ -119,10 +119,7 @@ def _parse_pids(text: str) -> tuple[int, ...]:
 
 
 def run_names(*, are_live: bool) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return the completion of @last and the names of runs, with their commands: active ones, else all, newest first.
-
-    The shell completes folders or files as well.
-    """
+    """Return the completion of @last and the names of runs, with their commands, beside folders or files."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem

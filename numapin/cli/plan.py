@@ -17,7 +17,6 @@ from numapin.plan.nics import with_users_nics
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 _RANKS: Final = click.Option(
     ["--nproc-per-node"],
     type=click.IntRange(1, MAX_RANKS),

@@ -164,7 +164,13 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
         # The machine, then the plan, which is tried before any rank exists.
         topology = topology_from(gpu_nodes=options.gpu_nodes)
         request, gpu_variables = _request(job, options, topology)
-        environment = {**gpu_variables, **_hook_environment(job.command, options)}
+        if options.dataloader != "torch":
+            if reason := hook_env.refusal(job.command):
+                problem = f"--dataloader numapin cannot work: {reason}"
+                warn_or_refuse(problem, hook_env.REMEDY, strict=options.strict)
+            elif not hook_env.is_python(job.command):
+                say(f"--dataloader numapin applies to the Python processes that {job.command[0]} starts, if any")
+        environment = {**gpu_variables, **hook_env.environment(options.dataloader, os.environ)}
         plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
         # What is shown before the ranks start.
@@ -357,21 +363,6 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
         raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
 
 
-def _hook_environment(command: Sequence[str], options: RunOptions) -> dict[str, str]:
-    """Return the variables that give the ranks the chosen data path.
-
-    If no hook can run in this command, warns, or raises BindingRefused if strict.
-    """
-    if options.dataloader != "torch":
-        reason = hook_env.refusal(command)
-        if reason:
-            problem = f"--dataloader numapin cannot work: {reason}"
-            warn_or_refuse(problem, hook_env.REMEDY, strict=options.strict)
-        elif not hook_env.is_python(command):
-            say(f"--dataloader numapin applies to the Python processes that {command[0]} starts, if any")
-    return hook_env.environment(options.dataloader, os.environ)
-
-
 # --- before the start ------------------------------------------------------------------------------------------------
 
 
@@ -465,10 +456,7 @@ def outcome_of(error: BaseException) -> dict[str, object]:
 
 
 def _failure_in(error: BaseException) -> JobFailure | None:
-    """Return the account of failed ranks, also of ranks that had failed before a signal came; None without one.
-
-    Jobs that succeed do not import it.
-    """
+    """Return the account of failed ranks, also if a signal came later. Jobs that succeed do not import it."""
     found = error.__cause__ if isinstance(error, Stopped) else error
     if not isinstance(found, RankError):
         return None

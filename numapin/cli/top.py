@@ -1,7 +1,4 @@
-"""`numapin top`: show a running job live.
-
-Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
-"""
+"""`numapin top`: show a running job live. Status 0, also if it ends meanwhile; 2: no such job; 3: it is unreadable."""
 
 from __future__ import annotations
 
@@ -123,7 +120,15 @@ def top(
         with open_loads(None) as all_loads, suppress(KeyboardInterrupt), _ended_by_signals():
             _write_all(samples(), path, last=openmetrics([]), once=once)
         return
-    console = None if once or metrics is not None else _terminal()
+    console = None
+    if not once and metrics is None:  # lines are redrawn
+        from rich.console import Console
+
+        if sys.stdout is None or not sys.stdout.isatty():
+            raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
+        console = Console(highlight=False, emoji=False, markup=False)
+        if console.is_dumb_terminal:
+            raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot redraw lines", f"type: {_ONCE}")
 
     def find() -> RunningJob:
         return find_job(name, pids, os.environ, again="numapin top")
@@ -182,18 +187,6 @@ def _follow(
         next_search_s = time.monotonic() + _SEARCH_EVERY_S
         if follower.search(seen):
             return
-
-
-def _terminal() -> Console:
-    """Return stdout as a terminal whose lines can be redrawn. Raises UsageError if it is not."""
-    from rich.console import Console
-
-    if sys.stdout is None or not sys.stdout.isatty():
-        raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
-    console = Console(highlight=False, emoji=False, markup=False)
-    if console.is_dumb_terminal:
-        raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot redraw lines", f"type: {_ONCE}")
-    return console
 
 
 def _watch(console: Console, seen: Iterator[Top]) -> None:

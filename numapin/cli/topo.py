@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _LIST: Final = "example:"  # --machine example: lists the built-in machines
 _NEW_PLAN: Final = ""  # the value of --plan without a file
-
-
 _SHOWN: Final = ("tree", "matrix", "json")
 _DRAWN: Final = ("svg", "html")
 _PLANNED: Final = ("tree", *_DRAWN)

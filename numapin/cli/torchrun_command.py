@@ -1,7 +1,4 @@
-"""`run` and `trace` for click: their help, usage and completion.
-
-The command line itself is left to the command, which parses it as torchrun does.
-"""
+"""`run` and `trace` for click: help and completion. The commands themselves parse the line, as torchrun does."""
 
 from __future__ import annotations
 

@@ -181,15 +181,12 @@ _UNKNOWN: Final = len(_NEAREST_FIRST)
 
 
 class NearestNics(NamedTuple):
-    """The RDMA names of a GPU's nearest NICs, which are equally near, the GPU's own first; their link; and why.
-
-    `has_verbs`: its own NIC has a verbs device, which UCX and NVSHMEM need.
-    """
+    """The RDMA names of a GPU's nearest NICs, which are equally near, the GPU's own first; their link; and why."""
 
     names: tuple[str, ...]
     link: str
     reason: str
-    has_verbs: bool
+    has_verbs: bool  # its own NIC has a verbs device, which UCX and NVSHMEM need
 
 
 def nearest_nics(topology: "Topology") -> dict[int, NearestNics]:

@@ -97,13 +97,10 @@ def distinct_packages(numbers: Mapping[PackageKey, int | None]) -> tuple[dict[Pa
 
 
 class CpuReading(NamedTuple):
-    """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3.
-
-    `siblings` is None if the source does not say which CPUs share a core.
-    """
+    """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3."""
 
     cpu: int
-    siblings: CpuSet | None
+    siblings: CpuSet | None  # None: the source does not say which CPUs share a core
     package: int | None = None
     l3: CpuSet | None = None
 

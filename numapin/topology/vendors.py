@@ -83,7 +83,6 @@ _ALL_GPUS: Final = r"(?:level_zero|\*):(?:gpu|\*)"
 class VendorSupport(NamedTuple):
     """One vendor's row in the table."""
 
-    vendor: GpuVendor
     name: str  # in messages
     torch_word: str  # for its devices
     runtime: str  # which shows ranks its devices
@@ -332,7 +331,6 @@ def _why_level_zero_order_unknown(devices: Sequence[tuple[Gpu, PciReading]], env
 
 _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
     GpuVendor.NVIDIA: VendorSupport(
-        vendor=GpuVendor.NVIDIA,
         name="NVIDIA",
         torch_word="cuda",
         runtime="CUDA",
@@ -350,7 +348,6 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         order_remedy="CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order",
     ),
     GpuVendor.AMD: VendorSupport(
-        vendor=GpuVendor.AMD,
         name="AMD",
         torch_word="cuda",
         runtime="HIP",
@@ -367,7 +364,6 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         hwloc_uuid="AMDUUID",
     ),
     GpuVendor.INTEL: VendorSupport(
-        vendor=GpuVendor.INTEL,
         name="Intel",
         torch_word="xpu",
         runtime="XPU",

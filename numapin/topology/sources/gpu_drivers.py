@@ -210,16 +210,14 @@ def _properties(text: str) -> Mapping[str, int]:
 
 
 def _xgmi_links(devices: Sequence[_KfdGpu]) -> Iterator[FabricLink]:
-    """Yield the xGMI links between GPUs, each once, with the number of links where the path is direct.
-
-    The driver adds up the bandwidths of the links of a direct path.
-    """
+    """Yield the xGMI links between GPUs, each once, with the number of links where the path is direct."""
     parts = {device.number: (device.address, device.partition) for device in devices}
     for device in devices:
         for link in device.links:
             other = link.get("node_to", -1)
             if link.get("type") != _XGMI or other not in parts or device.number >= other:
                 continue
+            # The driver adds up the bandwidths of the links of a direct path.
             one, all_of_them = link.get("min_bandwidth", 0), link.get("max_bandwidth", 0)
             is_counted = link.get("weight") == _ONE_HOP and one > 0 and all_of_them > 0 and all_of_them % one == 0
             word = f"XGMI{all_of_them // one}" if is_counted else "XGMI"
