@@ -116,8 +116,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 # --- encodings -------------------------------------------------------------------------------------------------------
 
-STAND_INS: Final = "numapin.encodable"
-"""The name of the handler among Python's, once `register_stand_ins` was called."""
+STAND_INS: Final = "numapin.encodable"  # the name of the handler among Python's, once `register_stand_ins` was called
 _REPLACEMENTS: Final = {"…": "...", "±": "+-", "·": "-"}  # of our own messages; rich replaces the lines that it draws
 _ESCAPED_BYTES: Final = range(0xDC80, 0xDD00)  # bytes of names that were not text, see PEP 383
 

@@ -58,11 +58,8 @@ class _WrongError(ValueError):
         self.path = path
 
 
-def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str | None = None, **missing: object) -> R:
-    """Read a file's text. Raises MachineFileError.
-
-    `schema` is the required value of the element "schema". `missing` are values for elements that older files lack.
-    """
+def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str | None = None) -> R:
+    """Read a file's text. `schema` is the required value of the element "schema". Raises MachineFileError."""
     try:
         value = decode(text)
     except ValueError as error:
@@ -72,7 +69,7 @@ def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str
             raise _WrongError(f"top level: {_expected('an object', value)}")
         if schema is not None and value.get("schema") != schema:
             raise _WrongError(_expected(repr(schema), value.get("schema")), ".schema")
-        return _record(kind, missing | value, Sets())
+        return _record(kind, value, Sets())
     except ValueError as error:
         path = getattr(error, "path", "").removeprefix(".")
         raise MachineFileError(": ".join(part for part in (source, path, str(error)) if part), hint) from None

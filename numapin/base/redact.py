@@ -21,17 +21,15 @@ def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-_ALWAYS: Final = _set(
+_ALWAYS: Final = _set(  # last words of a name that make it secret
     "apikey authorization bearer cookie credential credentials passcode passphrase passwd password pw "
     "secret secrets signature"
 )
-"""Last words of a name that make it secret."""
-_ENDINGS: Final = (
+_ENDINGS: Final = (  # the same for names without separators, such as PGPASSWORD
     *("accesskey", "apikey", "privatekey", "secretkey", "passphrase", "passwd", "password", "secret"),
     *("accesstoken", "apitoken", "authtoken", "bearertoken", "hftoken", "refreshtoken", "sessiontoken"),
 )
-"""The same for names without separators, such as PGPASSWORD."""
-_WITH_OTHERS: Final = {
+_WITH_OTHERS: Final = {  # last words that make a name secret together with one of these; `keys` counts as `key`
     "key": _set(
         "access account admin anthropic api auth aws azure client comet deploy encryption gcp hf huggingface license "
         "master mlflow neptune openai private secret service shared signing ssh storage subscription token "
@@ -42,12 +40,10 @@ _WITH_OTHERS: Final = {
     "pwd": _set("admin db ftp http mysql pg postgres proxy redis root smtp user"),
     "auth": _set("basic http proxy registry"),
 }
-"""Last words that make a name secret together with one of these other words; `keys` counts as `key`."""
-_TOKENS_OF_TEXT: Final = _set(
+_TOKENS_OF_TEXT: Final = _set(  # words that make `token` one of a tokenizer
     "begin bos cls drop end eos extra first image last mask max min n new next num pad per placeholder sep "
     "special start stop think tool total trigger unk video"
 )
-"""Words that make `token` one of a tokenizer."""
 _ALONE: Final = frozenset({"auth", "pass", "token"})
 _SECRET_GROUPS: Final = frozenset({"secret", "secrets", "credentials"})
 """Words before a dot that make every name after it secret."""

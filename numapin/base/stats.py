@@ -28,8 +28,7 @@ _FEWEST_ROUNDS: Final = 3  # two rounds that happen to agree would give a narrow
 FEWEST_FOR_VERDICT: Final = 5
 """Rounds that a verdict takes. If each run falls on one of two speeds by chance, as when nothing binds a job to a node,
 three rounds show a difference that does not exist in 3 % of comparisons, and five in 0.2 %."""
-MOST_ROUNDS: Final = 50
-"""The most rounds that are advised."""
+MOST_ROUNDS: Final = 50  # the most rounds that are advised
 
 
 class Verdict(StrEnum):

@@ -1,7 +1,4 @@
-"""Write a line to stderr; never raise.
-
-Each rank imports this before its program starts: the standard library only.
-"""
+"""Write a line to stderr; never raise. Each rank imports this before its program starts: the standard library only."""
 
 from __future__ import annotations
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from rich.console import RenderableType
-
     from numapin.bench.machine import BenchMachine
     from numapin.bench.model import Benchmark, Case, Peer, Run
 
@@ -96,7 +94,7 @@ def _shared_options(*, timeout_s: int = 120, **quick: object) -> Callable[[F], F
             help="Smoke test: one short repeat.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-        click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file."),
+        click.option("--output", type=FilePath(), help="Also write the report to a file."),
     )
 
     def add(command: F) -> F:
@@ -301,13 +299,7 @@ def loader(
 
 
 def _measure(
-    benchmark: Benchmark,
-    machine: BenchMachine,
-    *,
-    repeats: int,
-    timeout: float,
-    as_json: bool,
-    output: Path | None,
+    benchmark: Benchmark, machine: BenchMachine, *, repeats: int, timeout: float, as_json: bool, output: Path | None
 ) -> None:
     """Measure, show the report and write the file.
 
@@ -332,10 +324,9 @@ def _measure(
             verdict=verdict_of(benchmark.questions, cases),
         )
 
-    def table(report: BenchReport) -> RenderableType:
-        return bench_table(report, benchmark.columns, benchmark.legend)
-
-    writer = ReportWriter(as_json=as_json, output=output, table=table)
+    writer = ReportWriter(
+        as_json=as_json, output=output, table=lambda report: bench_table(report, benchmark.columns, benchmark.legend)
+    )
 
     def show_start(case: Case, peer: Peer, repeat: int) -> None:
         nonlocal num_started

@@ -121,19 +121,12 @@ def _position(words: Sequence[str], begin: int, typed: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The candidates at the cursor.
+    """The candidates at the cursor."""
 
-    Attributes:
-        words: Whole words, each with a description or "".
-        files: "file" or "dir", if such names are valid, too.
-        prefix: The start of the word that precedes a value: "--output=".
-        command_at: The number of the word that begins another program's command line; None without one.
-    """
-
-    words: tuple[tuple[str, str], ...] = ()
-    files: str = ""
-    prefix: str = ""
-    command_at: int | None = None
+    words: tuple[tuple[str, str], ...] = ()  # whole words, each with a description or ""
+    files: str = ""  # "file" or "dir", if such names are valid, too
+    prefix: str = ""  # the start of the word that precedes a value: "--output="
+    command_at: int | None = None  # the number of the word that begins another program's command line
 
 
 def complete(group: click.Group, words: Sequence[str]) -> Candidates:
@@ -186,20 +179,16 @@ def _candidates(context: click.Context, words: Sequence[str], incomplete: str, *
 
 def _option_names(options: Sequence[click.Option], words: Sequence[str], incomplete: str) -> Candidates:
     """Return the options, except those that were given; spellings with underscores only if one is being typed."""
-    typed = {word.partition("=")[0] for word in words}
-    named = [
-        (name, option.help or "")
-        for option in options
-        if not option.hidden and (option.multiple or typed.isdisjoint(_names_of(option)))
-        for name in _names_of(option)
-        if name.startswith(incomplete) and ("_" not in name or "_" in incomplete)
-    ]
-    found = []
-    for name, text in named:
-        sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
+    typed, found = {word.partition("=")[0] for word in words}, []
+    for option in options:
+        names = _names_of(option)
+        if option.hidden or (not option.multiple and not typed.isdisjoint(names)):
+            continue
+        sentence = _SENTENCE_END.split(option.help or "", maxsplit=1)[0]
         if len(sentence) > _LONGEST_HELP:
             sentence = f"{sentence[: _LONGEST_HELP - 3].rpartition(' ')[0]}..."
-        found.append((name, sentence))
+        begun = [name for name in names if name.startswith(incomplete) and ("_" not in name or "_" in incomplete)]
+        found += [(name, sentence) for name in begun]
     return Candidates(words=tuple(found))
 
 

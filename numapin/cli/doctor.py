@@ -1,7 +1,4 @@
-"""`numapin doctor`: find settings of a machine that make jobs slow or unsafe.
-
-Changes nothing, and does not need root.
-"""
+"""`numapin doctor`: find settings of a machine that make jobs slow or unsafe; changes nothing, needs no root."""
 
 from __future__ import annotations
 

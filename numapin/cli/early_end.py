@@ -24,14 +24,6 @@ class EarlyEnd:
     The block cleans up as for any exception. From the first signal to `leave`, later ones are ignored: the block cleans
     up, and the caller writes its report. A block that `hurries` is interrupted again by the second signal, to clean up
     at once. Without a signal, the former handlers are back at the end of the block.
-
-    Example:
-        >>> runs = []
-        >>> with EarlyEnd() as end:
-        ...     for run in measure():
-        ...         runs.append(run)
-        >>> show(report(runs, is_complete=not end.came))
-        >>> end.leave("the report covers the runs until then")
     """
 
     def __init__(self, *, hurries: bool = False) -> None:

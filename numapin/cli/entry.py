@@ -14,24 +14,35 @@ import sys
 TYPE_CHECKING = False  # importing typing takes longer than everything that `main` does first
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final, TypeAlias
-
-    Line: TypeAlias = tuple[dict[str, str], list[str]]
-    """The options of a plain `exec` line, with their values, and the command."""
+    from typing import Final
 
 _RANKS: Final = ("--local-rank", "--local-size")
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
-_LAUNCHERS: Final = (["run"], ["trace"])
-"""The commands that start ranks."""
 _MIN_FILES: Final = 32  # a launcher has some 16 open, and two for each rank that connects
 
 
 def main() -> None:
     """Become the command of a plain `numapin exec` line, or let click run the command line."""
     gc.disable()  # makes the imports 7 ms faster; cli.main enables it before a command runs
-    if sys.argv[1:2] in _LAUNCHERS:
-        _prepare_launcher()
+    if sys.argv[1:2] in (["run"], ["trace"]):  # the commands that start ranks
+        import resource
+
+        from numapin.rank.become import hold
+
+        # Too few open files would make a launcher fail anywhere, and seldom with a clear message.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if 0 <= most < _MIN_FILES:
+            from numapin.cli.main import fail
+            from numapin.errors import NumapinError
+
+            problem = f"a launcher needs at least {_MIN_FILES} open files; {most} are allowed"
+            fail(NumapinError(problem, "ulimit -n 1024"))
+        hold()  # signals for ranks, until the launcher handles them
+        if os.getpid() == 1:  # of a container
+            from numapin.launcher.init import supervise_if_init
+
+            supervise_if_init()
     if sys.argv[1:2] == ["exec"]:
         _exec(sys.argv[2:])
     from numapin.cli.main import main as run_command_line
@@ -39,30 +50,8 @@ def main() -> None:
     run_command_line()
 
 
-def _prepare_launcher() -> None:
-    """Hold back signals for ranks until the launcher handles them; as process 1 of a container, supervise it.
-
-    Too few open files would make a launcher fail anywhere, and seldom with a clear message, so that is checked first.
-    """
-    import resource
-
-    from numapin.rank.become import hold
-
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if 0 <= most < _MIN_FILES:
-        from numapin.cli.main import fail
-        from numapin.errors import NumapinError
-
-        fail(NumapinError(f"a launcher needs at least {_MIN_FILES} open files; {most} are allowed", "ulimit -n 1024"))
-    hold()
-    if os.getpid() == 1:
-        from numapin.launcher.init import supervise_if_init
-
-        supervise_if_init()
-
-
-def read_line(arguments: Sequence[str]) -> Line | None:
-    """Parse an `exec` line without binding options. None: leave the line, and its errors, to click."""
+def read_line(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]] | None:
+    """Return the options and the command of a plain `exec` line. None: leave the line, and its errors, to click."""
     options: dict[str, str] = {}
     words = list(arguments)
     while words and words[0].startswith("-") and words[0] != "--":

@@ -1,7 +1,4 @@
-"""`numapin exec`: bind one rank that another launcher started.
-
-With an existing plan and no binding options `entry` does the same faster.
-"""
+"""`numapin exec`: bind one rank that another launcher started. With a plan and no options, `entry` does it faster."""
 
 from __future__ import annotations
 
@@ -46,7 +43,6 @@ class _ExecOptions(BindingOptions):
 @click.option(
     "--plan",
     type=FilePath(path_type=str),
-    metavar="FILE",
     help="Use this rank's slice of a saved plan (numapin plan --json), or of a run's plan (@last: the newest run), "
     "instead of reading the machine. "
     "Default: the slice that `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a new plan.",

@@ -1,7 +1,4 @@
-"""`numapin job`: write scripts that start bound ranks under a resource manager.
-
-Nothing is submitted.
-"""
+"""`numapin job`: write scripts that start bound ranks under a resource manager. Nothing is submitted."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ _SHAPE: Final = (
     click.Option(
         ["--gpus-per-node"],
         type=Parsed("[TYPE:]N", scripts.parse_gpus),
-        metavar="[TYPE:]N",
         help="GPUs per host (default: those of --machine); with Slurm and LSF also a type, e.g. a100:8.",
     ),
     click.Option(
@@ -64,7 +60,6 @@ _SHAPE: Final = (
     click.Option(
         ["--machine"],
         type=MachinePath(),
-        metavar="FILE",
         help="Machine file of the cluster's hosts (topo --save), or a built-in machine (example:dgx-a100). Used to "
         "size CPUs and memory; fails now if no plan is feasible.",
     ),
@@ -78,7 +73,7 @@ _PROGRAM: Final = (
     click.Option(
         ["--dataloader"], type=click.Choice(hook_env.CHOICES), default="torch", help="Same as in numapin run."
     ),
-    click.Option(["--output"], type=FilePath(), metavar="FILE", help="Write the script here (default: stdout)."),
+    click.Option(["--output"], type=FilePath(), help="Write the script here (default: stdout)."),
 )
 _FORM: Final = click.Option(
     ["--form"],
@@ -93,10 +88,7 @@ _PLAN: Final = click.Option(
     help="With --form task: a saved plan for all hosts (numapin plan --json), so that no task reads its machine.",
 )
 _SETUP: Final = click.Option(
-    ["--setup"],
-    multiple=True,
-    metavar="LINE",
-    help="Shell line to run first, e.g. 'module load cuda'; repeatable.",
+    ["--setup"], multiple=True, metavar="LINE", help="Shell line to run first, e.g. 'module load cuda'; repeatable."
 )
 _IMAGE: Final = click.Option(
     ["--container"], metavar="IMAGE", help="Container image to run in; it must contain numapin."
@@ -178,12 +170,7 @@ _KUBERNETES: Final = (
         "tolerations",
     ),
     _repeatable("--pull-secret", "NAME", pod_options.word, "Secret for the image's registry.", "pull_secrets"),
-    click.Option(
-        ["--service-account"],
-        type=Parsed("NAME", pod_options.word),
-        metavar="NAME",
-        help="Service account of the pods.",
-    ),
+    click.Option(["--service-account"], type=Parsed("NAME", pod_options.word), help="Service account of the pods."),
     _repeatable(
         "--annotation",
         "NAME=VALUE",
@@ -192,10 +179,7 @@ _KUBERNETES: Final = (
         "annotations",
     ),
     click.Option(
-        ["--scheduler"],
-        type=Parsed("NAME", pod_options.word),
-        metavar="NAME",
-        help="Scheduler of the pods (default: the cluster's).",
+        ["--scheduler"], type=Parsed("NAME", pod_options.word), help="Scheduler of the pods (default: the cluster's)."
     ),
     _repeatable(
         "--device-class",
@@ -207,7 +191,6 @@ _KUBERNETES: Final = (
     click.Option(
         ["--match-attribute"],
         type=Parsed("NAME", pod_options.word),
-        metavar="NAME",
         help="Attribute that each GPU shares with its devices (with one class: that all GPUs of a pod share), e.g. "
         "resource.kubernetes.io/pcieRoot.",
     ),
@@ -227,7 +210,6 @@ _KUBERNETES: Final = (
     click.Option(
         ["--seccomp-profile"],
         type=Parsed("FILE", pod_options.word),
-        metavar="FILE",
         help="Seccomp profile of the nodes that allows set_mempolicy, get_mempolicy and mbind; instead of SYS_NICE.",
     ),
     click.Option(
@@ -240,7 +222,6 @@ _KUBERNETES: Final = (
 _ARRAY: Final = click.Option(
     ["--array"],
     type=Parsed("INDICES", scripts.parse_array),
-    metavar="INDICES",
     help="Submit a job array, e.g. 0-9 or 0-99%4; programs read SLURM_ARRAY_TASK_ID or PBS_ARRAY_INDEX.",
 )
 _DIRECTIVE: Final = click.Option(
@@ -411,7 +392,17 @@ def _request(
     binding.request(num_ranks=None)  # raises for invalid binding options
     topology = None if machine is None else topology_from(gpu_nodes=binding.gpu_nodes, machine=machine)
     strict = ["--strict"] if binding.strict else []
-    options = [*_binding_options(binding), *strict]
+    values = {
+        "bind": binding.bind,
+        "memory": binding.memory,
+        "cpus-per-rank": binding.cpus_per_rank,
+        "reserve-cpus": binding.reserve_cpus,
+        "gpus": ",".join(binding.gpus or ()),
+        "gpu-nodes": ",".join(f"{gpu}={node}" for gpu, node in binding.gpu_nodes or ()),
+        "nic-env": ",".join(binding.nic_env or ()),
+    }
+    options = [f"--{name}={value}" for name, value in values.items() if value]
+    options += [*([] if binding.smt else ["--no-smt"]), *strict]
     if plan is not None:
         if given["form"] is Form.NODE:
             raise UsageError(f"--plan {plan} with --form node: numapin run makes its own plan", "use --form task")
@@ -446,21 +437,6 @@ def _request(
     if request.gpus_per_node in (0, len(gpus)):  # the plan is for the whole host
         warn(made.warnings)
     return share
-
-
-def _binding_options(options: BindingOptions) -> list[str]:
-    """Return the binding options that were given, as numapin run and exec take them."""
-    values = {
-        "bind": options.bind,
-        "memory": options.memory,
-        "cpus-per-rank": options.cpus_per_rank,
-        "reserve-cpus": options.reserve_cpus,
-        "gpus": ",".join(options.gpus or ()),
-        "gpu-nodes": ",".join(f"{gpu}={node}" for gpu, node in options.gpu_nodes or ()),
-        "nic-env": ",".join(options.nic_env or ()),
-    }
-    given = [f"--{name}={value}" for name, value in values.items() if value]
-    return given if options.smt else [*given, "--no-smt"]
 
 
 for _name, _engine in _ENGINES.items():

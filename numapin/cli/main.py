@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-_STOPPED_BY_SIGINT: Final = 128 + signal.SIGINT
 _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
 """Errors of a write: a full disk or quota, a closed pipe or terminal."""
 
-_JUDGES: Final = frozenset({"verify", "doctor"})
-"""Commands whose status 1 means findings; 3 means that they could not finish."""
+_JUDGES: Final = frozenset({"verify", "doctor"})  # status 1 means findings; 3: they could not finish
 
 _HELP: Final = re.compile(r"numapin( .*)? --help$")
 _CHOICE: Final = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)")
@@ -40,17 +38,15 @@ _UNKNOWN: Final = re.compile(
     r"(no such (?P<kind>option|command) |got unexpected extra argument )['(](?P<word>.*)[')]", re.DOTALL
 )
 _WITHOUT_VALUE: Final = re.compile(r"option (?P<name>--?[\w-]+) needs a value$")
-_NUM_RANKS: Final = "--nproc-per-node"
 _NAMES_ELSEWHERE: Final = ("-n", "-np", "--nprocs", "--num-processes", "--num-gpus")
 """The names of --nproc-per-node in mpirun, torch_xla, accelerate and deepspeed."""
-_RUN_ELSEWHERE: Final = ("torchrun", "launch")
-"""The names of `run` in torch and accelerate."""
+_RUN_ELSEWHERE: Final = ("torchrun", "launch")  # the names of `run` in torch and accelerate
 _OTHER_COMMANDS: Final = {"numapin": "run", "run": "plan", "trace": "plan"}
 """The command that may have an option that this one lacks, such as --machine, or --nproc-per-node without `run`."""
 
 _GARBAGE_THRESHOLD: Final = 200_000  # Python's own is 700 or 2000
 
-_GROUPS: Final = {
+_GROUPS: Final = {  # of the help page; a line of at most 64 characters fits a terminal of 80
     "Start": {
         "run": "Run a training script, one bound rank per GPU, like torchrun.",
         "exec": "Bind a rank that srun, mpirun or torchrun started, and exec it.",
@@ -68,18 +64,12 @@ _GROUPS: Final = {
         "compare": "Compare launchers on a script: which is faster, how certain.",
         "bench": "Measure copies, allocation, overlap and DataLoaders.",
     },
-    "Clusters": {
-        "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
-    },
-    "Shell": {
-        "completion": "Print the script that completes commands in bash, zsh or fish.",
-    },
+    "Clusters": {"job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF."},
+    "Shell": {"completion": "Print the script that completes commands in bash, zsh or fish."},
 }
-"""The commands in the groups of the help page; a line of at most 64 characters fits a terminal of 80."""
 _COMMANDS: Final = {name: text for group in _GROUPS.values() for name, text in group.items()}
 _NAME_WIDTH: Final = max(map(len, _COMMANDS))
-_HIDDEN: Final = {"_complete": ("completion", "complete_line")}
-"""Commands that programs call: their modules and names there."""
+_HIDDEN: Final = {"_complete": ("completion", "complete_line")}  # programs call them: their modules and names there
 
 
 class _LazyGroup(click.Group):
@@ -123,10 +113,7 @@ class _LazyGroup(click.Group):
         click.Command.format_options(self, ctx, formatter)
 
 
-@click.group(
-    cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="numapin")
 @click.option("--local_rank", hidden=True, help="Added by `deepspeed --no_python`; same as LOCAL_RANK.")
 def numapin(local_rank: str | None) -> None:
@@ -244,15 +231,14 @@ def _suggestion(message: str, command: click.Command | None) -> str:
     if command is numapin and (typed.endswith(".py") or typed in _RUN_ELSEWHERE):
         script = "" if typed in _RUN_ELSEWHERE else f" {typed}"
         return f"; did you mean numapin run{script}?"
-    return (
-        did_you_mean(typed, command.list_commands(click.Context(command))) if isinstance(command, click.Group) else ""
-    )
+    commands = command.list_commands(click.Context(command)) if isinstance(command, click.Group) else []
+    return did_you_mean(typed, commands)
 
 
 def _like_option(typed: str, command: click.Command) -> str:
     known, word = _options_of(command), typed.replace("_", "-")
     if word in _NAMES_ELSEWHERE:
-        word = _NUM_RANKS
+        word = "--nproc-per-node"
     if word in known:
         return f"; did you mean {word}?"
     other = _OTHER_COMMANDS.get(command.name or "")
@@ -282,10 +268,7 @@ def _options_of(command: click.Command) -> list[str]:
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a traceback as Python does, without control characters.
-
-    Errors of torch, such as those of its rendezvous, may name the script and its arguments.
-    """
+    """Show a traceback as Python does, without control characters: torch's may name the script's arguments."""
     import traceback  # takes 3 ms
 
     text = shown = "".join(traceback.format_exception(kind, error, trace))
@@ -307,7 +290,7 @@ def fail(error: NumapinError) -> NoReturn:
         say(error.message)
     elif not error.block:
         _say(error.message, error.hint)
-    if error.exit_code == _STOPPED_BY_SIGINT:
+    if error.exit_code == 128 + signal.SIGINT:
         _flush_or_drop("stdout")
         _flush_or_drop("stderr")
         _die_of_sigint()
@@ -321,10 +304,7 @@ def _die_of_sigint() -> None:
 
 
 def leave(status: str | int | None) -> NoReturn:
-    """Exit. Unwritten output is an error on stdout, and is dropped on stderr.
-
-    Python itself would try again at the end and make every status 120.
-    """
+    """Exit. Unwritten output is an error on stdout, dropped on stderr; Python itself would make any status 120."""
     if error := _flush_or_drop("stdout"):
         status = status or _report_unwritten(error)
     _flush_or_drop("stderr")

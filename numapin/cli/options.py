@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.plan.request import (
-    Bind,
-    Memory,
-    Request,
-    parse_gpus,
-    parse_memory,
-    parse_nic_env,
-)
+from numapin.plan.request import Bind, Memory, Request, parse_gpus, parse_memory, parse_nic_env
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -81,6 +74,7 @@ class FilePath(click.Path):
 
     def __init__(self, *, dir_okay: bool = True, path_type: type[str | Path] = Path) -> None:
         super().__init__(path_type=path_type, dir_okay=dir_okay)
+        self.name = "file"  # in help texts
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -125,10 +119,7 @@ def _parse_pids(text: str) -> tuple[int, ...]:
 
 
 def run_names(*, are_live: bool) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return the completion of @last and the names of runs, with their commands: active ones, else all, newest first.
-
-    The shell completes folders or files as well.
-    """
+    """Return the completion of @last and the names of runs, with their commands, beside folders or files."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -218,7 +209,6 @@ MACHINE: tuple[click.Option, ...] = (
     click.Option(
         ["--machine"],
         type=MachinePath(),
-        metavar="FILE",
         help="Read a machine file: numapin JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML; or a built-in "
         "machine, e.g. example:dgx-a100 (topo --machine example: lists them).",
     ),

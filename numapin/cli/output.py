@@ -200,14 +200,11 @@ def _print_line(text: str) -> None:
 
 
 def show_status(text: str) -> None:
-    """Show the current activity in a line of a terminal that the next call or `clear_status` overwrites.
-
-    The line is cut to the width of the terminal, because only its last row could be overwritten.
-    """
+    """Show the current activity in one line of a terminal, which the next call or `clear_status` overwrites."""
     if is_terminal(sys.stderr):
         with suppress(OSError):
             width = os.get_terminal_size(sys.stderr.fileno()).columns or _FILE_WIDTH
-            shown = printable(text)[: width - 1]
+            shown = printable(text)[: width - 1]  # only the last row of a longer one could be overwritten
             click.echo(f"\r\033[K{shown}", err=True, nl=False)
 
 
@@ -240,10 +237,7 @@ class ReportWriter:
             write(json_text(report.to_json()), self._output, option="--output")
 
     def keep(self, report: BenchReport | CompareReport) -> None:
-        """Write and show what was measured before a signal or an error, which decides the status.
-
-        The file comes first, because the terminal may be gone.
-        """
+        """Write and show what was measured until a signal or error; the file first: the terminal may be gone."""
         try:
             self.write(report)
         except NumapinError as error:

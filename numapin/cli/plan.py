@@ -17,7 +17,6 @@ from numapin.plan.nics import with_users_nics
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 _RANKS: Final = click.Option(
     ["--nproc-per-node"],
     type=click.IntRange(1, MAX_RANKS),
@@ -35,11 +34,6 @@ class _PlanOptions(BindingOptions):
     root: Path | None
     machine: Path | None
 
-    @property
-    def is_this_host(self) -> bool:
-        """Return whether the machine is the one that this process runs on."""
-        return self.root is None and self.machine is None
-
 
 @click.command(params=[*BINDING, *MACHINE, _RANKS])
 @json_option("numapin.plan/1")
@@ -55,9 +49,10 @@ def plan(**values: object) -> None:
     """
     options = record_of(_PlanOptions, values)
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
-    num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
+    is_this_host = options.root is None and options.machine is None
+    num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))
-    if options.is_this_host:
+    if is_this_host:
         made = with_users_nics(made, os.environ)
     if options.as_json:
         emit(json_text(made.to_json()))

@@ -62,14 +62,13 @@ _EXAMPLES = """\
   numapin run --dry-run train.py                    show the plan and each rank's command
   numapin run --report placement.json train.py      and check where threads and pages are"""
 
-_OF_LAUNCHERS: Final = frozenset(
+_OF_LAUNCHERS: Final = frozenset(  # options that few scripts have, unlike --gpus, --verbose or --log-dir
     (
         *("--nproc-per-node", "--nnodes", "--node-rank", "--standalone", "--max-restarts", "--numa-binding"),
         *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--bind", "--cpus-per-rank"),
         *("--no-smt", "--reserve-cpus", "--gpu-nodes", "--nic-env", "--dataloader"),
     )
 )
-"""Options that few scripts have, unlike --gpus, --verbose or --log-dir."""
 _SHOWN_CHARS: Final = 60  # of a variable's value in a message
 OPTIONS = (
     *BINDING,
@@ -80,11 +79,7 @@ OPTIONS = (
         help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
         "batch to the worker that is ready first. The script needs no change.",
     ),
-    click.Option(
-        ["--verbose"],
-        is_flag=True,
-        help="Also report the run's folder and why it starts as it does.",
-    ),
+    click.Option(["--verbose"], is_flag=True, help="Also report the run's folder and why it starts as it does."),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
@@ -99,14 +94,11 @@ OPTIONS = (
     click.Option(
         ["--report"],
         type=FilePath(dir_okay=False),
-        metavar="FILE",
         help="Write the requested, applied and actual binding of each rank, and how a failed job ended, as JSON; "
         "implies --verify.",
     ),
     click.Option(
-        ["--traceback"],
-        is_flag=True,
-        help="After a failure, print all frames of the rank that failed first.",
+        ["--traceback"], is_flag=True, help="After a failure, print all frames of the rank that failed first."
     ),
 )
 
@@ -133,11 +125,10 @@ def _run(arguments: tuple[str, ...]) -> None:
     start(*parse(arguments, RunOptions), mailbox)
 
 
-SECTIONS: Final = {
+SECTIONS: Final = {  # numapin's own options by the headings of the help page
     "Binding": list(BINDING),
     "Start, data path and checks": [option for option in OPTIONS if option not in BINDING],
 }
-"""numapin's own options by the headings of the help page."""
 run = TorchrunCommand(
     "run",
     _run,
@@ -153,7 +144,15 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
     try:
         # What the command line and the environment say.
         forgotten, more_files = forget_outer_rank(os.environ), raise_open_files()
-        _require_unbound_threads(strict=options.strict)
+        if binding := binding_variables(os.environ):
+            settings = " ".join(f"{name}={value[:_SHOWN_CHARS]}" for name, value in binding.items())
+            warn_or_refuse(
+                f"{settings}: OpenMP binds the main thread of each rank to part of the rank's CPUs when torch is "
+                "imported, and DataLoader workers inherit that",
+                f"unset {' '.join(binding)}",
+                # torch's wheels with GNU's OpenMP ignore KMP_AFFINITY.
+                strict=options.strict and binding.keys() != {"KMP_AFFINITY"},
+            )
         _warn_of_options_after(job)
         num_hosts = job.min_max_nodes[1]
         hosts_in_words = "one host" if num_hosts == 1 else f"{num_hosts} hosts"
@@ -165,7 +164,13 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
         # The machine, then the plan, which is tried before any rank exists.
         topology = topology_from(gpu_nodes=options.gpu_nodes)
         request, gpu_variables = _request(job, options, topology)
-        environment = {**gpu_variables, **_hook_environment(job.command, options)}
+        if options.dataloader != "torch":
+            if reason := hook_env.refusal(job.command):
+                problem = f"--dataloader numapin cannot work: {reason}"
+                warn_or_refuse(problem, hook_env.REMEDY, strict=options.strict)
+            elif not hook_env.is_python(job.command):
+                say(f"--dataloader numapin applies to the Python processes that {job.command[0]} starts, if any")
+        environment = {**gpu_variables, **hook_env.environment(options.dataloader, os.environ)}
         plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
         # What is shown before the ranks start.
@@ -184,7 +189,12 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
             _explain_start(plan, job, forgotten=forgotten, more_files=more_files)
 
         if options.dry_run:
-            _print_commands(plan, job, environment)
+            for rank in plan.ranks:
+                threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
+                variables = {**environment, "OMP_NUM_THREADS": threads, **nic_variables(rank)}
+                assignments = " ".join(f"{name}={formats.quote(value)}" for name, value in variables.items())
+                command = formats.quote_all(job.command_of(rank.local_rank))
+                emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
         else:
             looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
             _launch(plan, job, environment, mailbox, options=options, watch=watch, looks=looks)
@@ -231,7 +241,15 @@ def _launch(
         try:
             launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
         except (RankError, Stopped) as error:
-            _add_account(error, run_dir)
+            if failure := _failure_in(error):
+                from numapin.view.failure_block import failure_block, failure_text
+
+                # The run may have moved, as NUMAPIN_RUN_DIR then says: cleaners of temporary files remove folders.
+                folder, file = os.environ.get("NUMAPIN_RUN_DIR") or run_dir, ""
+                with suppress(NumapinError):  # a full disk
+                    handover.write_text(folder, handover.REPORT, failure_text(failure))
+                    file = f"{folder}/{handover.REPORT}"
+                error.block = tuple(failure_block(failure, file=file))
             raise
 
 
@@ -277,19 +295,6 @@ def _own_host() -> OwnHost:
         has_address=has_address,
         read=lambda path: Path(path).read_text(errors="replace"),
     )
-
-
-def _require_unbound_threads(*, strict: bool) -> None:
-    """Warn of variables that make OpenMP bind the ranks' threads. Raises BindingRefused instead if `strict`."""
-    binding = binding_variables(os.environ)
-    if binding:
-        settings = " ".join(f"{name}={value[:_SHOWN_CHARS]}" for name, value in binding.items())
-        warn_or_refuse(
-            f"{settings}: OpenMP binds the main thread of each rank to part of the rank's CPUs when torch is imported, "
-            "and DataLoader workers inherit that",
-            f"unset {' '.join(binding)}",
-            strict=strict and binding.keys() != {"KMP_AFFINITY"},  # which torch's wheels with GNU's OpenMP ignore
-        )
 
 
 def _warn_of_options_after(job: Job) -> None:
@@ -358,21 +363,6 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
         raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
 
 
-def _hook_environment(command: Sequence[str], options: RunOptions) -> dict[str, str]:
-    """Return the variables that give the ranks the chosen data path.
-
-    If no hook can run in this command, warns, or raises BindingRefused if strict.
-    """
-    if options.dataloader != "torch":
-        reason = hook_env.refusal(command)
-        if reason:
-            problem = f"--dataloader numapin cannot work: {reason}"
-            warn_or_refuse(problem, hook_env.REMEDY, strict=options.strict)
-        elif not hook_env.is_python(command):
-            say(f"--dataloader numapin applies to the Python processes that {command[0]} starts, if any")
-    return hook_env.environment(options.dataloader, os.environ)
-
-
 # --- before the start ------------------------------------------------------------------------------------------------
 
 
@@ -394,16 +384,6 @@ def _explain_start(plan: Plan, job: Job, *, forgotten: Sequence[str], more_files
         say(more_files)
 
 
-def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
-    """Print each rank's command, with the variables that it gets, in shell syntax."""
-    for rank in plan.ranks:
-        threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
-        variables = {**environment, "OMP_NUM_THREADS": threads, **nic_variables(rank)}
-        assignments = " ".join(f"{name}={formats.quote(value)}" for name, value in variables.items())
-        command = formats.quote_all(job.command_of(rank.local_rank))
-        emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
-
-
 # --- during the run --------------------------------------------------------------------------------------------------
 
 
@@ -411,25 +391,23 @@ def watching_of(options: RunOptions, launcher: Mapping[str, str]) -> Watching:
     """Return the checks that --verify, --verify-after and --report ask for. Raises UsageError for an unusable file."""
     from numapin.observe.during_run import Watching
 
+    def tell(report: VerifyReport, age_s: float) -> None:
+        from numapin.view.verify_table import findings_of, summary
+
+        when = f" {age_s:.0f} s ago" if age_s else ""
+        say(f"verified{when}: {summary(report)}")
+        for finding in findings_of(report, notes=False):
+            show(finding, err=True)
+
     require_writable(options.report, option="--report")
     return Watching(
         after_s=10 if options.verify_after is None else options.verify_after,
         report=options.report,
-        tell=_print_report,
+        tell=tell,
         warn=lambda text: warn([text]),
         launcher=launcher,
         outcome_of=outcome_of,
     )
-
-
-def _print_report(report: VerifyReport, age_s: float) -> None:
-    """Print a check's summary line and its findings."""
-    from numapin.view.verify_table import findings_of, summary
-
-    when = f" {age_s:.0f} s ago" if age_s else ""
-    say(f"verified{when}: {summary(report)}")
-    for finding in findings_of(report, notes=False):
-        show(finding, err=True)
 
 
 def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractContextManager[None]:
@@ -450,23 +428,6 @@ def _gpu_readings() -> Iterator[NvmlReadings]:
 
 
 # --- a job that failed -----------------------------------------------------------------------------------------------
-
-
-def _add_account(error: RankError | Stopped, run_dir: str) -> None:
-    """If ranks failed, write the file with all frames, and add the block that the command line shows to the error.
-
-    The run may have gone on in another folder, which NUMAPIN_RUN_DIR then names: cleaners of temporary files remove it.
-    """
-    failure = _failure_in(error)
-    if failure is None:
-        return
-    from numapin.view.failure_block import failure_block, failure_text
-
-    folder, file = os.environ.get("NUMAPIN_RUN_DIR") or run_dir, ""
-    with suppress(NumapinError):  # a full disk
-        handover.write_text(folder, handover.REPORT, failure_text(failure))
-        file = f"{folder}/{handover.REPORT}"
-    error.block = tuple(failure_block(failure, file=file))
 
 
 def _show_all_frames(error: NumapinError) -> None:
@@ -495,10 +456,7 @@ def outcome_of(error: BaseException) -> dict[str, object]:
 
 
 def _failure_in(error: BaseException) -> JobFailure | None:
-    """Return the account of failed ranks, also of ranks that had failed before a signal came; None without one.
-
-    Jobs that succeed do not import it.
-    """
+    """Return the account of failed ranks, also if a signal came later. Jobs that succeed do not import it."""
     found = error.__cause__ if isinstance(error, Stopped) else error
     if not isinstance(found, RankError):
         return None

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _LIST: Final = "example:"  # --machine example: lists the built-in machines
 _NEW_PLAN: Final = ""  # the value of --plan without a file
-
-
 _SHOWN: Final = ("tree", "matrix", "json")
 _DRAWN: Final = ("svg", "html")
 _PLANNED: Final = ("tree", *_DRAWN)
@@ -39,8 +37,8 @@ _PLANNED: Final = ("tree", *_DRAWN)
     help="Mark each rank's CPUs, memory and GPU, from a plan.json, from a run (@last: the newest one), or from the "
     "plan that `numapin plan` would make.",
 )
-@click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
-@click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
+@click.option("--output", type=FilePath(), help="Write the svg or html here (default: stdout).")
+@click.option("--save", type=FilePath(), help="Write a machine file instead of showing the machine.")
 def topo(
     *,
     root: Path | None,

@@ -1,7 +1,4 @@
-"""`run` and `trace` for click: their help, usage and completion.
-
-The command line itself is left to the command, which parses it as torchrun does.
-"""
+"""`run` and `trace` for click: help and completion. The commands themselves parse the line, as torchrun does."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
 _HELP_ALL: Final = "--help-all"
 _HELP: Final = ("-h", "--help", _HELP_ALL)
-_SCRIPT: Final = "script"
 _UNDERSCORED: Final = re.compile(r", --[a-z-]*_\w+")
 EXIT_STATUSES: Final = (
     ("0", "all ranks succeeded"),
@@ -30,10 +26,7 @@ EXIT_STATUSES: Final = (
     ("3", "the machine cannot be read"),
     ("4", "no plan is feasible"),
     ("5", "--strict: a binding was refused, or is less than requested"),
-    (
-        "128 + n",
-        "signal n ended the job: SIGTERM 143, SIGHUP 129, SIGQUIT 131; Ctrl-C: dies of SIGINT",
-    ),
+    ("128 + n", "signal n ended the job: SIGTERM 143, SIGHUP 129, SIGQUIT 131; Ctrl-C: dies of SIGINT"),
 )
 _USUAL: Final = "Common options of torchrun"
 
@@ -83,7 +76,7 @@ class TorchrunCommand(click.Command):
                 *own,
                 *self._torchruns.values(),
                 click.Option([_HELP_ALL], is_flag=True, expose_value=False, help=help_all),
-                click.Argument([_SCRIPT], type=FilePath()),
+                click.Argument(["script"], type=FilePath()),
                 click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
             ],
             help=f"{about}\n\n\b\nExamples:\n{examples}",
@@ -98,7 +91,15 @@ class TorchrunCommand(click.Command):
             return super().parse_args(ctx, args)
         asked = self._asked_help(args)
         if asked:
-            emit(self.help_page(ctx, shows_all=asked == _HELP_ALL) + "\n")
+            formatter = ctx.make_formatter()
+            self.format_usage(ctx, formatter)
+            self.format_help_text(ctx, formatter)
+            for title, options in self.sections(ctx, shows_all=asked == _HELP_ALL).items():
+                with formatter.section(title):
+                    formatter.write_dl(list(records(options, ctx)))
+            with formatter.section("Exit status"):
+                formatter.write_dl(list(EXIT_STATUSES))
+            emit(formatter.getvalue().rstrip("\n") + "\n")
             ctx.exit()
         ctx.params["arguments"] = tuple(args)
         return []
@@ -122,22 +123,6 @@ class TorchrunCommand(click.Command):
         """Return the options by each of their spellings."""
         found = (option for option in self.params if isinstance(option, click.Option))
         return {name: option for option in found for name in (*option.opts, *option.secondary_opts)}
-
-    def help_page(self, ctx: click.Context, *, shows_all: bool) -> str:
-        """Return the help page, with the usual ones of torchrun's options or with all of them."""
-        formatter = ctx.make_formatter()
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        for title, options in self.sections(ctx, shows_all=shows_all).items():
-            with formatter.section(title):
-                formatter.write_dl(list(records(options, ctx)))
-        with formatter.section("Exit status"):
-            formatter.write_dl(list(EXIT_STATUSES))
-        return formatter.getvalue().rstrip("\n")
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the short page: click calls this for `get_help`."""
-        formatter.write(self.help_page(ctx, shows_all=False))
 
     def sections(self, ctx: click.Context, *, shows_all: bool) -> dict[str, list[click.Option]]:
         """Return the options of the page by their headings."""

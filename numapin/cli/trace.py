@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -203,7 +203,7 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
             with suppress(OSError):
                 Path(made).rmdir()
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}", "numapin trace --help") from None
-    report = _Reporter(folder=folder, settings=settings, as_json=options.as_json)
+    report = _Reporter(folder=folder, settings=settings, as_json=options.as_json, files=RankFiles(folder))
     has_ended, has_stopped = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -264,12 +264,8 @@ class _Reporter:
     folder: Path
     settings: StepSettings
     as_json: bool
+    files: RankFiles
     num_reported: int | None = None
-    files: RankFiles = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Look for the ranks' records in the folder."""
-        self.files = RankFiles(self.folder)
 
     @property
     def num_traces(self) -> int:

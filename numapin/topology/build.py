@@ -235,10 +235,7 @@ class _Places:
     def locate(
         self, address: str, evidence: Mapping[NodeSource, CpuSet | None]
     ) -> tuple[int, NodeSource] | tuple[None, None]:
-        """Return the node of a PCI device from the first source that knows it, and the source.
-
-        A node without CPUs (GPU memory, CXL) does not count.
-        """
+        """Return a PCI device's node, and the first source that knows it; nodes without CPUs (CXL) do not count."""
         if address in self._nccl_nodes:
             evidence = {NodeSource.NCCL_FILE: CpuSet({self._nccl_nodes[address]}), **evidence}
         for source in NodeSource:

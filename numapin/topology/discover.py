@@ -82,11 +82,28 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
     from numapin.topology.sources.sysfs import read_sysfs
 
     from_sysfs = read_sysfs(Path("/"), source="live")
-    nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
-    notes = [*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)]
+    notes = list(from_sysfs.notes)
+    nccl_nodes: dict[str, int] = {}
+    nccl_file = environ.get("NCCL_TOPO_FILE")
+    if nccl_file:
+        from numapin.topology.sources import nccl, xmlfile
+
+        try:
+            nccl_nodes = nccl.nccl_nodes(xmlfile.parse(_read_text(Path(nccl_file)), source=nccl_file))
+        except MachineError as error:  # NCCL itself goes on without a file that it cannot read
+            notes.append(f"NCCL_TOPO_FILE was not used: {error.message}")
+    inherited = CpuSet(os.sched_getaffinity(0))
+    if len(from_sysfs.nodes) > 1 and not inherited >= from_sysfs.online:  # srun and mpirun do this for one task
+        with whole_cpuset() as possible:
+            pass
+        if not possible <= inherited:
+            notes.append(
+                f"numapin was started on CPUs {inherited} only, and plans inside them; CPUs "
+                f"{possible} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
+            )
     readings = from_sysfs._replace(
         host=os.uname().nodename,
-        allowed_cpus=CpuSet(os.sched_getaffinity(0)),
+        allowed_cpus=inherited,
         allowed_known=True,
         nvml=read_nvml(),
         nccl_nodes=nccl_nodes,
@@ -161,31 +178,3 @@ def _built(readings: Readings, path: Path) -> Topology:
         return build(readings, environ=PCI_ORDER)
     except ValueError as error:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
-
-
-def _inherited_affinity_notes(readings: Readings) -> tuple[str, ...]:
-    """Note that this process was given fewer CPUs than its cpuset allows, as srun and mpirun do for one task."""
-    inherited = CpuSet(os.sched_getaffinity(0))
-    if len(readings.nodes) <= 1 or inherited >= readings.online:
-        return ()
-    with whole_cpuset() as possible:
-        pass
-    if possible <= inherited:
-        return ()
-    return (
-        f"numapin was started on CPUs {inherited} only, and plans inside them; CPUs "
-        f"{possible} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset",
-    )
-
-
-def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Read the file that NCCL itself would use. Like NCCL, go on if it cannot be read, with a note."""
-    if not path:
-        return {}, ()
-    from numapin.topology.sources import xmlfile
-    from numapin.topology.sources.nccl import nccl_nodes
-
-    try:
-        return nccl_nodes(xmlfile.parse(_read_text(Path(path)), source=path)), ()
-    except MachineError as error:
-        return {}, (f"NCCL_TOPO_FILE was not used: {error.message}",)

@@ -20,14 +20,6 @@ from numapin.topology.nics import Adapter, Link, NearestNics, Nic, adapters, nea
 from numapin.topology.vendors import GpuVendor
 
 SCHEMA: Final = "numapin.topology/1"
-_MISSING: Final = {  # in older files
-    "notes": [],
-    "siblings_known": True,
-    "doubtful_nodes": "",
-    "speeds": [],
-    "gpu_order_known": True,
-    "allowed_known": True,
-}
 _ID: Final = attrgetter("id")
 _CPUS: Final = attrgetter("cpus")
 
@@ -180,7 +172,7 @@ class Gpu:
         cpus: The CPUs that are local to it.
         pcie: Its PCI Express link.
         mig: Its MIG instances.
-        vendor: Its maker. None: the file is older than this field.
+        vendor: Its maker. None: unknown.
         partition: Its number among the partitions (AMD) or tiles (Intel) of one GPU. None: it is a whole GPU.
         memory_node: The node that is its own memory (Grace, POWER9). None: unknown, or its memory is not a node.
         pci_parents: The addresses of the PCI bridges above it, nearest first. None: unknown.
@@ -211,7 +203,7 @@ class Gpu:
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether it is NVIDIA's; machine files from before other vendors were read do not say so."""
+        """Whether it is NVIDIA's, as far as is known."""
         return self.vendor in (None, GpuVendor.NVIDIA)
 
     @property
@@ -464,4 +456,4 @@ class Topology:
             ```
         """
         hint = "write a machine file with: numapin topo --save FILE"
-        return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, **_MISSING)
+        return read_record(cls, text, source=source, hint=hint, schema=SCHEMA)

@@ -7,7 +7,7 @@ the same one (https://github.com/deepseek-ai/DeepEP/pull/466, https://github.com
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import lru_cache
 from math import inf, isfinite
@@ -61,8 +61,7 @@ class Nic:
         pci: Its PCI address.
         node: Its node.
         kind: Its protocol.
-        interface: The interface that the name belongs to. None: the source does not say, or the file is older than
-            this field.
+        interface: The interface that the name belongs to. None: the source does not say.
         is_up: Whether it has a link: of a verbs device, whether its first port is active. None: unknown.
         rate_gbit_s: The rate of the link in 1e9 bits/s.
         pci_parents: The addresses of the PCI bridges above it, nearest first. None: unknown.
@@ -100,31 +99,20 @@ _IP_OVER_INFINIBAND: Final = re.compile(r"ib[0-9]+(\.[0-9a-f]+)?")  # the kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class Adapter(Nic):
     """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network), or cxi0 and hsn0.
 
-    The name for RDMA is first; state and rate are those of the first name.
+    The name for RDMA is first; state and rate are those of the first name. `name` is all names in one: mlx5_0/ib0.
     """
 
     names: tuple[str, ...]
-    pci: str | None
-    node: int | None
-    kind: NicKind
     verbs_name: str | None
     """The name by which verbs libraries use it. None: it has no verbs device, or that name is unknown."""
-    is_up: bool | None
-    rate_gbit_s: float | None
-    pci_parents: tuple[str, ...] | None
 
     @property
     def rdma_name(self) -> str | None:
         """Its verbs name, or its first name if it is Slingshot's: cxi0, or hsn0 if the source has no other."""
         return self.names[0] if self.kind is NicKind.SLINGSHOT else self.verbs_name
-
-    @property
-    def name(self) -> str:
-        """All names in one, such as mlx5_0/ib0."""
-        return "/".join(self.names)
 
 
 @lru_cache(maxsize=1 << 14)  # a picture sorts the names of all NICs a dozen times
@@ -163,19 +151,10 @@ def adapters(nics: Sequence[Nic]) -> tuple[Adapter, ...]:
                 natural(nic.name),
             )
         )
-        first = device[0]
-        found.append(
-            Adapter(
-                names=tuple(dict.fromkeys(nic.name for nic in device)),
-                pci=first.pci,
-                node=first.node,
-                kind=first.kind,
-                verbs_name=first.name if _is_verbs(first) and _VERBS.fullmatch(first.name) else None,
-                is_up=first.is_up,
-                rate_gbit_s=first.rate_gbit_s,
-                pci_parents=first.pci_parents,
-            )
-        )
+        first, names = device[0], tuple(dict.fromkeys(nic.name for nic in device))
+        verbs_name = first.name if _is_verbs(first) and _VERBS.fullmatch(first.name) else None
+        of_first = {field.name: getattr(first, field.name) for field in fields(Nic)}
+        found.append(Adapter(**{**of_first, "name": "/".join(names)}, names=names, verbs_name=verbs_name))
     return tuple(sorted(found, key=lambda adapter: (tuple(map(natural, adapter.names)), adapter.pci or "")))
 
 
@@ -202,15 +181,12 @@ _UNKNOWN: Final = len(_NEAREST_FIRST)
 
 
 class NearestNics(NamedTuple):
-    """The RDMA names of a GPU's nearest NICs, which are equally near, the GPU's own first; their link; and why.
-
-    `has_verbs`: its own NIC has a verbs device, which UCX and NVSHMEM need.
-    """
+    """The RDMA names of a GPU's nearest NICs, which are equally near, the GPU's own first; their link; and why."""
 
     names: tuple[str, ...]
     link: str
     reason: str
-    has_verbs: bool
+    has_verbs: bool  # its own NIC has a verbs device, which UCX and NVSHMEM need
 
 
 def nearest_nics(topology: "Topology") -> dict[int, NearestNics]:

@@ -97,13 +97,10 @@ def distinct_packages(numbers: Mapping[PackageKey, int | None]) -> tuple[dict[Pa
 
 
 class CpuReading(NamedTuple):
-    """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3.
-
-    `siblings` is None if the source does not say which CPUs share a core.
-    """
+    """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3."""
 
     cpu: int
-    siblings: CpuSet | None
+    siblings: CpuSet | None  # None: the source does not say which CPUs share a core
     package: int | None = None
     l3: CpuSet | None = None
 
@@ -123,8 +120,7 @@ class PciReading:
     """One device on PCI that is a GPU, a partition of a GPU, or a NIC. None: unknown."""
 
     address: str
-    evidence: Mapping[NodeSource, CpuSet] = field(default_factory=dict)
-    """What each source says of its node: the nodes that it names, or the CPUs (`LOCAL_CPUS`)."""
+    evidence: Mapping[NodeSource, CpuSet] = field(default_factory=dict)  # source -> the nodes, or CPUs, that it names
     parents: tuple[str, ...] = ()  # the addresses of the bridges above it, nearest first
     host_bridge: str | None = None  # the root of its PCI tree
     pcie: Pcie = Pcie()
@@ -200,8 +196,7 @@ class GpuHealth:
     has_remapping_failed: bool | None = None
     is_retirement_pending: bool | None = None
     """Whether a page of the GPU's memory waits for a restart of the driver to be retired (before Ampere)."""
-    slowdowns: tuple[str, ...] | None = None
-    """The reasons of the hardware, now, for clocks below those that the job could have."""
+    slowdowns: tuple[str, ...] | None = None  # the hardware's reasons, now, for lower clocks than the job could have
     processes: tuple[GpuProcess, ...] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 

@@ -83,7 +83,6 @@ _ALL_GPUS: Final = r"(?:level_zero|\*):(?:gpu|\*)"
 class VendorSupport(NamedTuple):
     """One vendor's row in the table."""
 
-    vendor: GpuVendor
     name: str  # in messages
     torch_word: str  # for its devices
     runtime: str  # which shows ranks its devices
@@ -105,7 +104,7 @@ class VendorSupport(NamedTuple):
 
 
 def support_of(vendor: GpuVendor | None) -> VendorSupport:
-    """Return what is known of a vendor; a machine file without vendors is from when only NVIDIA's GPUs were read."""
+    """Return what is known of a vendor, which is NVIDIA where none is known."""
     return _TABLE[vendor or GpuVendor.NVIDIA]
 
 
@@ -163,10 +162,6 @@ def first_visible(gpus: tuple[Gpu, ...], environ: Environ) -> int | None:
 
 
 # --- NVIDIA ----------------------------------------------------------------------------------------------------------
-
-
-def _seen_by_cuda(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
-    return apply_visibility(gpus, visible_devices=environ.get(_CUDA), device_order=environ.get("CUDA_DEVICE_ORDER"))
 
 
 def _cuda_variables(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
@@ -336,12 +331,13 @@ def _why_level_zero_order_unknown(devices: Sequence[tuple[Gpu, PciReading]], env
 
 _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
     GpuVendor.NVIDIA: VendorSupport(
-        vendor=GpuVendor.NVIDIA,
         name="NVIDIA",
         torch_word="cuda",
         runtime="CUDA",
         hiding_variables=(_CUDA,),
-        mark_visible=_seen_by_cuda,
+        mark_visible=lambda gpus, environ: apply_visibility(
+            gpus, visible_devices=environ.get(_CUDA), device_order=environ.get("CUDA_DEVICE_ORDER")
+        ),
         variables_for=_cuda_variables,
         why_order_unknown=lambda _gpus, _environ: "",  # GPUs of unknown order have no `cuda_index`
         driver_remedy="load the driver, or give the container the GPUs: docker run --gpus all",
@@ -352,7 +348,6 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         order_remedy="CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order",
     ),
     GpuVendor.AMD: VendorSupport(
-        vendor=GpuVendor.AMD,
         name="AMD",
         torch_word="cuda",
         runtime="HIP",
@@ -369,7 +364,6 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         hwloc_uuid="AMDUUID",
     ),
     GpuVendor.INTEL: VendorSupport(
-        vendor=GpuVendor.INTEL,
         name="Intel",
         torch_word="xpu",
         runtime="XPU",

@@ -33,8 +33,17 @@ _MOST_CHARS: Final = 70  # of a finding in the first line
 
 
 def doctor_table(report: DoctorReport) -> RenderableType:
-    """Return the whole report, at most 100 columns wide; the first line is the summary."""
-    parts: list[RenderableType] = [Constrain(Text(summary_line(report), style="bold"), _WIDTH), Text()]
+    """Return the whole report, at most 100 columns wide; the first line counts findings and has the worst."""
+    counts = Counter(finding.severity for finding in report.findings)
+    found = [counted(counts[severity], severity) for severity in _TO_MEND if counts[severity]] or ["nothing to fix"]
+    found.append(f"{counted(counts[DoctorSeverity.OK], 'check')} ok")
+    if counts[None]:
+        found.append(f"{counts[None]} without an answer")
+    summary = f"{report.host or report.source}: {', '.join(found)}"
+    worst_first = (finding for severity in _TO_MEND for finding in report.findings if finding.severity is severity)
+    if first := next(worst_first, None):
+        summary += f". Start with {first.check}: {shorten(first.what, _MOST_CHARS, placeholder=' …')}"
+    parts: list[RenderableType] = [Constrain(Text(summary, style="bold"), _WIDTH), Text()]
     for severity, style in _STYLES.items():
         findings = [finding for finding in report.findings if finding.severity is severity]
         if not findings:
@@ -51,19 +60,6 @@ def doctor_table(report: DoctorReport) -> RenderableType:
             rows.append((finding.check, Group(*shown)))
         parts += [Text(f"{severity or 'unknown'} ({len(findings)})", style=style), _table(rows), Text()]
     return Group(*parts, Text("pinned memory", style="bold"), _table([("", Text(report.pinnable))]))
-
-
-def summary_line(report: DoctorReport) -> str:
-    """Return the number of findings by severity, and the first of the worst."""
-    counts = Counter(finding.severity for finding in report.findings)
-    found = [counted(counts[severity], severity) for severity in _TO_MEND if counts[severity]] or ["nothing to fix"]
-    found.append(f"{counted(counts[DoctorSeverity.OK], 'check')} ok")
-    if counts[None]:
-        found.append(f"{counts[None]} without an answer")
-    line = f"{report.host or report.source}: {', '.join(found)}"
-    worst_first = (finding for severity in _TO_MEND for finding in report.findings if finding.severity is severity)
-    first = next(worst_first, None)
-    return f"{line}. Start with {first.check}: {shorten(first.what, _MOST_CHARS, placeholder=' …')}" if first else line
 
 
 def _table(rows: list[tuple[str, RenderableType]]) -> RenderableType:

@@ -6,7 +6,8 @@ import re
 from collections import Counter, defaultdict
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
-from unicodedata import combining, east_asian_width
+
+from rich.cells import cell_len
 
 from numapin.base.text import listed, printable, printable_lines
 from numapin.launcher.failure import likely_cause
@@ -54,8 +55,12 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
     cause, advice = likely_cause(failure)
     most = _LINES_WITH_EXCEPTION if rank.exception and cause else _LINES
     why = _wrapped(failure.why_first, 2)
+    local = "" if rank.local_rank == rank.rank else f" (local rank {rank.local_rank})"
+    gpu = "no GPU" if rank.gpu is None else f"GPU {rank.gpu}"
+    node = "node unknown" if rank.node is None else f"node {rank.node}"
+    process = f"pid {rank.pid}, host {printable(failure.host)}"
     above = [
-        *_row("rank", _wrapped(_identity(failure), 2)),
+        *_row("rank", _wrapped(f"{rank.rank}{local}, the first to fail{failure.where}: {gpu}, {node}, {process}", 2)),
         *_row("failed", _reason(rank, most["failed"])),
         *_row("why", why),
     ]
@@ -88,15 +93,6 @@ def failure_text(failure: JobFailure) -> str:
 def traceback_lines(rank: EndedRank) -> list[str]:
     """Return the whole traceback of a rank, or its message alone, as lines of visible characters."""
     return printable_lines(rank.traceback or rank.exception or "no exception was recorded").split("\n")
-
-
-def _identity(failure: JobFailure) -> str:
-    rank = failure.first
-    local = "" if rank.local_rank == rank.rank else f" (local rank {rank.local_rank})"
-    gpu = "no GPU" if rank.gpu is None else f"GPU {rank.gpu}"
-    node = "node unknown" if rank.node is None else f"node {rank.node}"
-    host = f"pid {rank.pid}, host {printable(failure.host)}"
-    return f"{rank.rank}{local}, the first to fail{failure.where}: {gpu}, {node}, {host}"
 
 
 def _reason(rank: EndedRank, num_lines: int) -> list[str]:
@@ -148,8 +144,8 @@ def _frame(line: str) -> str:
     """Return a line of a traceback that fits; a long path loses its beginning, other text its end."""
     text = printable(line.removeprefix("  "))
     found = _FRAME.fullmatch(text)
-    if found and _columns(text) > _TEXT_COLUMNS:
-        room = _TEXT_COLUMNS - _columns(found["before"] + found["after"]) - 1
+    if found and cell_len(text) > _TEXT_COLUMNS:
+        room = _TEXT_COLUMNS - cell_len(found["before"] + found["after"]) - 1
         text = f"{found['before']}…{found['path'][-max(room, 12) :]}{found['after']}"
     return _cut(text, _TEXT_COLUMNS)
 
@@ -207,7 +203,7 @@ def _broken(path: str) -> list[str]:
     """Return a path in at most three lines, broken at slashes if possible."""
     lines: list[str] = []
     rest = printable(path)
-    while _columns(rest) > _TEXT_COLUMNS and len(lines) < _LINES_OF_PATH - 1:
+    while cell_len(rest) > _TEXT_COLUMNS and len(lines) < _LINES_OF_PATH - 1:
         room = _TEXT_COLUMNS if rest.isascii() else _TEXT_COLUMNS // 2
         at = rest.rfind("/", 1, room)
         at = at if at > 0 else room
@@ -218,13 +214,8 @@ def _broken(path: str) -> list[str]:
 
 def _cut(text: str, columns: int) -> str:
     """Return the text, cut with "…" if it does not fit."""
-    if _columns(text) <= columns:
+    if cell_len(text) <= columns:
         return text
-    while _columns(text) > columns - 1:
+    while cell_len(text) > columns - 1:
         text = text[:-1] if len(text) <= columns else text[:columns]
     return f"{text}…"
-
-
-def _columns(text: str) -> int:
-    """Return the number of columns on a terminal."""
-    return sum(0 if combining(char) else 1 + (east_asian_width(char) in "WF") for char in text)

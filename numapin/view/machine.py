@@ -35,7 +35,7 @@ Device: TypeAlias = "Gpu | Adapter"
 GPU_LINKS: Final = {"NV": "NVLinks", "XGMI": "xGMI links", "XELINK": "Xe Links"}
 """The words of links between GPUs, most with their number after them."""
 UNKNOWN_LINK: Final = "?"
-LINK_MEANINGS: Final[Mapping[str, str]] = {
+LINK_MEANINGS: Final[Mapping[str, str]] = {  # the words of all links, the nearest first; "#" is a number
     **{f"{family}#": f"bonded set of # {links}" for family, links in GPU_LINKS.items()},
     **{family: f"{links}, their number unknown" for family, links in GPU_LINKS.items()},
     LinkKind.SAME_BOARD: "on one board",
@@ -46,7 +46,6 @@ LINK_MEANINGS: Final[Mapping[str, str]] = {
     LinkKind.SYSTEM: "between NUMA nodes",
     UNKNOWN_LINK: "unknown on this machine",
 }
-"""The words of all links, the nearest first; "#" is a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,22 +127,19 @@ def gpu_of_memory(topology: Topology, node: Node) -> Gpu | None:
     return owners[0] if len(owners) == 1 else None
 
 
-_SWITCHES: Final = {
+_SWITCHES: Final = {  # shared by devices whose link has this word, nearest first: each class contains those before it
     LinkKind.SAME_BOARD: "one board",
     LinkKind.ONE_SWITCH: "PCIe switch",
     LinkKind.SWITCHES: "PCIe switches",
     LinkKind.HOST_BRIDGE: "PCIe host bridge",
 }
-"""What devices share if their link has this word, nearest first: each class contains the ones before it."""
-_LANE_GBPS: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""GB/s of one PCIe lane in each direction, by generation (PCI-SIG)."""
+_LANE_GBPS: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s each way, by generation (PCI-SIG)
 _LINK_NAMES: Final = {"NV": "NVLink", "XGMI": "xGMI", "XELINK": "Xe Link"}
 _MOST_NAMES: Final = 16  # GPUs of a hybrid mesh that a line names
-_NVLINK_GBPS: Final = (
+_NVLINK_GBPS: Final = (  # GB/s of one NVLink each way, by the GPU's model (NVIDIA's data sheets); others are left out
     (r"\b(V100|[AH][18]00|G?H200|GH100|H20)(?!\d)", 25),  # NVLink 2 to 4
     (r"\bG?B[123]00(?!\d)", 50),  # NVLink 5
 )
-"""GB/s of one NVLink in each direction, by the GPU's model (NVIDIA's data sheets); other models are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,18 +352,12 @@ class MachineView:
     topology: Topology
     places: RankPlaces
     nearest_nics: Mapping[int, NearestNics]
-    empty: CpuSet
-    """The nodes that are shown together."""
-    l3_of: Mapping[int, SpanningL3]
-    """The cache around each node whose L3 cache spans nodes."""
-    fast: Mapping[int, str]
-    """The fast CPUs of each node that has fast and slow ones."""
-    model: str
-    """The model of several GPUs if all have the same one."""
-    pcie: str
-    """The PCIe link of several GPUs if all have the same one."""
-    is_one_source: bool
-    """Whether the nodes of several GPUs are from one source."""
+    empty: CpuSet  # the nodes that are shown together
+    l3_of: Mapping[int, SpanningL3]  # the cache around each node whose L3 cache spans nodes
+    fast: Mapping[int, str]  # the fast CPUs of each node that has fast and slow ones
+    model: str  # the model of several GPUs if all have the same one
+    pcie: str  # the PCIe link of several GPUs if all have the same one
+    is_one_source: bool  # whether the nodes of several GPUs are from one source
 
 
 def machine_view(topology: Topology, plan: Plan | None) -> MachineView:

@@ -67,10 +67,8 @@ class BoxKind(StrEnum):
     SOCKET = "socket"
     NODE = "node"
     MEMORY_NODE = "memnode"
-    CACHE = "cache"
-    """An L3 cache around the nodes that share it."""
-    L3 = "l3"
-    """Cores that share an L3 cache; also cores of unknown cache, or of one that spans nodes."""
+    CACHE = "cache"  # an L3 cache around the nodes that share it
+    L3 = "l3"  # cores that share an L3 cache; also cores of unknown cache, or of one that spans nodes
     CORE = "core"
     CPU = "cpu"
     SWITCH = "switch"
@@ -80,8 +78,7 @@ class BoxKind(StrEnum):
     MEMORY = "memory"
     USED = "used"
     CHIP = "chip"
-    SHARE = "share"
-    """One rank's part of a band over cores that several ranks share."""
+    SHARE = "share"  # one rank's part of a band over cores that several ranks share
     PLAIN = "plain"
 
 

@@ -22,7 +22,7 @@ _CPUS: Final = _HEADINGS.index("CPUs")
 _LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
@@ -100,23 +100,21 @@ def explained_plan(plan: Plan) -> Group:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", overflow="fold", max_width=24)
     table.add_column(overflow="fold")
-    for ranks, reason in _reasons(plan.ranks[:_MOST]):
-        table.add_row(Text(ranks), Text(reason))
-    return Group(plan_table(plan), Text(""), table) if plan.ranks else Group(plan_table(plan))
-
-
-def _reasons(ranks: Sequence[RankPlan]) -> Iterator[tuple[str, str]]:
-    """Yield the ranks that share reasons, and the reasons; last, what holds for all ranks if each has more."""
-    parts = {rank.local_rank: _parts(rank) for rank in ranks}
-    distinct = dict.fromkeys(parts.values())
-    common = [part for part in next(iter(distinct)) if all(part in own for own in distinct)]
-    if len(distinct) == 1 or not all(set(own) - set(common) for own in distinct):
+    ranks_with: dict[tuple[str, ...], list[int]] = {}  # by the parts of their reasons
+    for rank in plan.ranks[:_MOST]:
+        ranks_with.setdefault(_parts(rank), []).append(rank.local_rank)
+    if not ranks_with:
+        return Group(plan_table(plan))
+    # What holds for all ranks comes last, if each has more.
+    common = [part for part in next(iter(ranks_with)) if all(part in own for own in ranks_with)]
+    if len(ranks_with) == 1 or not all(set(own) - set(common) for own in ranks_with):
         common = []
-    for own in distinct:
+    for own, ranks in ranks_with.items():
         reason = "; ".join(part for part in own if part not in common)
-        yield rank_names([number for number, other in parts.items() if other == own]), shortened(reason)
+        table.add_row(Text(rank_names(ranks)), Text(shortened(reason)))
     if common:
-        yield "all ranks", shortened("; ".join(common))
+        table.add_row(Text("all ranks"), Text(shortened("; ".join(common))))
+    return Group(plan_table(plan), Text(""), table)
 
 
 def _parts(rank: RankPlan) -> tuple[str, ...]:

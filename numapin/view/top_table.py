@@ -105,16 +105,13 @@ def top_table(top: Top, paces: Mapping[int, LoopPace], *, width: int) -> Rendera
             for column in columns
         )
         lines.append("  ".join(texts).rstrip())
-    styles = ["bold", *("bold red" if _is_red(rank) else "" for rank in top.ranks)]
+    are_red = (rank.is_gone or rank.num_off_plan or (rank.remote_share or 0.0) > _MANY_REMOTE for rank in top.ranks)
+    styles = ["bold", *("bold red" if is_red else "" for is_red in are_red)]
     return Group(
         *_title(top),
         *(_line(line, style) for line, style in zip(lines, styles, strict=True)),
         *(_line(line, "dim") for line in _LEGEND),
     )
-
-
-def _is_red(rank: TopRank) -> bool:
-    return rank.is_gone or rank.num_off_plan > 0 or (rank.remote_share or 0.0) > _MANY_REMOTE
 
 
 def _title(top: Top) -> tuple[Text, Text]:

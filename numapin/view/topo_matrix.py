@@ -1,7 +1,4 @@
-"""A topology as a matrix.
-
-What is wider than the width continues in a block below, with the names of the rows again.
-"""
+"""A topology as a matrix; what is wider than the width continues in a block below, with the names of the rows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,14 @@ _MOST_COPIES: Final = 12  # rows; the JSON report has all
 
 def trace_table(report: TraceReport) -> RenderableType:
     """Return time, copies, findings, what to change first, and notes."""
-    parts: list[RenderableType] = [_times(report)]
+    shown = shown_parts(report.analyses)
+    times = _table("rank", "steps", "ms/step", *shown)
+    times.add_column("a step is", no_wrap=True)
+    for analysis in report.analyses:
+        shares = [f"{analysis.share(part):.1%}" for part in shown]
+        numbers = (str(len(analysis.trace.steps)), f"{analysis.step_us / 1000:.2f}", *shares)
+        times.add_row(name_of(analysis), *numbers, analysis.trace.step_unit)
+    parts: list[RenderableType] = [times]
     if any(analysis.groups for analysis in report.analyses):
         parts += [Text(), _copies(report)]
     if report.nothing_found:
@@ -59,18 +66,6 @@ def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right", no_wrap=i > 0)
-    return table
-
-
-def _times(report: TraceReport) -> Table:
-    """Return one row per rank: ms per step, and the share of each part that some rank has."""
-    parts = shown_parts(report.analyses)
-    table = _table("rank", "steps", "ms/step", *parts)
-    table.add_column("a step is", no_wrap=True)
-    for analysis in report.analyses:
-        shares = [f"{analysis.share(part):.1%}" for part in parts]
-        numbers = (str(len(analysis.trace.steps)), f"{analysis.step_us / 1000:.2f}", *shares)
-        table.add_row(name_of(analysis), *numbers, analysis.trace.step_unit)
     return table
 
 

@@ -84,11 +84,7 @@ def summary(report: VerifyReport) -> str:
     processes = list(chain.from_iterable(rank.observed.processes for rank in report.ranks))
     num_threads = sum(len(process.threads) for process in processes)
     size_mib = sum(_sizes_mib(rank, JUDGED)[1] for rank in report.ranks)
-    counts = (
-        counted(len(report.ranks), "rank"),
-        counted(len(processes), "process"),
-        counted(num_threads, "thread"),
-    )
+    counts = (counted(len(report.ranks), "rank"), counted(len(processes), "process"), counted(num_threads, "thread"))
     return f"{_SUMMARY[report.holds]}: {', '.join(counts)}, {size_mib:.0f} MiB"
 
 

@@ -124,7 +124,7 @@ class _KfdGpu(NamedTuple):
     properties: Mapping[str, int]
     links: tuple[Mapping[str, int], ...]
     address: str
-    partition: int | None = None
+    partition: int | None
 
     @property
     def uuid(self) -> str | None:
@@ -164,7 +164,6 @@ def read_amd(
 def _kfd_gpus(tree: Tree, on_pci: Collection[str]) -> list[_KfdGpu]:
     """Return the GPUs of the KFD that this process may see, in order; a cgroup hides the files of others."""
     gpus: list[_KfdGpu] = []
-    partitions: list[int] = []
     num_links = 0
     numbers = sorted(int(name) for name in tree.names(_KFD) if name.isascii() and name.isdecimal())
     for number in numbers[: MAX_GPUS + MAX_NODES]:
@@ -178,20 +177,19 @@ def _kfd_gpus(tree: Tree, on_pci: Collection[str]) -> list[_KfdGpu]:
         if num_links > _MAX_KFD_LINKS:
             raise tree.error(_KFD, f"more than {_MAX_KFD_LINKS} links between nodes, the most that are accepted")
         properties = _properties(text)
-        address, partition = _place(properties, on_pci)
-        gpus.append(_KfdGpu(number, properties, links, address))
-        partitions.append(partition)
+        gpus.append(_KfdGpu(number, properties, links, *_place(properties, on_pci)))
 
-    at_address: defaultdict[str, list[int]] = defaultdict(list)
+    partitions_at: defaultdict[str, list[int | None]] = defaultdict(list)
+    for gpu in gpus:
+        partitions_at[gpu.address].append(gpu.partition)
+    num_seen: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):
-        at_address[gpu.address].append(position)
-    for there in at_address.values():
-        numbers = [partitions[position] for position in there]
-        if len(set(numbers)) < len(numbers):  # several have one number
-            numbers = list(range(len(numbers)))
-        if len(there) > 1:
-            for position, number in zip(there, numbers, strict=True):
-                gpus[position] = gpus[position]._replace(partition=number)
+        there = partitions_at[gpu.address]
+        if len(there) == 1:
+            gpus[position] = gpu._replace(partition=None)
+        elif len(set(there)) < len(there):  # several have one number
+            gpus[position] = gpu._replace(partition=num_seen[gpu.address])
+            num_seen[gpu.address] += 1
     return gpus
 
 
@@ -212,16 +210,14 @@ def _properties(text: str) -> Mapping[str, int]:
 
 
 def _xgmi_links(devices: Sequence[_KfdGpu]) -> Iterator[FabricLink]:
-    """Yield the xGMI links between GPUs, each once, with the number of links where the path is direct.
-
-    The driver adds up the bandwidths of the links of a direct path.
-    """
+    """Yield the xGMI links between GPUs, each once, with the number of links where the path is direct."""
     parts = {device.number: (device.address, device.partition) for device in devices}
     for device in devices:
         for link in device.links:
             other = link.get("node_to", -1)
             if link.get("type") != _XGMI or other not in parts or device.number >= other:
                 continue
+            # The driver adds up the bandwidths of the links of a direct path.
             one, all_of_them = link.get("min_bandwidth", 0), link.get("max_bandwidth", 0)
             is_counted = link.get("weight") == _ONE_HOP and one > 0 and all_of_them > 0 and all_of_them % one == 0
             word = f"XGMI{all_of_them // one}" if is_counted else "XGMI"

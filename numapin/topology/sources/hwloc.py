@@ -202,7 +202,13 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
     # The kernel's own matrix is named NUMALatency; others were added by a user.
     matrix = min(latencies, key=lambda matrix: matrix.text("name") != "NUMALatency")
     nodes = _numbers(matrix, "indexes")
-    rows = _square(matrix, len(nodes))
+    size = len(nodes)
+    if size > MAX_NODES:
+        raise matrix.error(f"distances of {size} objects; at most {MAX_NODES} are accepted")
+    values = _numbers(matrix, "u64values")
+    if len(values) != size * size:
+        raise matrix.error(f"{len(values)} values for {size} objects, expected {size * size}")
+    rows = (values[start : start + size] for start in range(0, size * size, size or 1))
     return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, rows, strict=True)}
 
 
@@ -210,10 +216,7 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
 
 
 def _read_pci(objects: Iterable[Placed], with_cpus: CpuSet, version: int) -> Iterator[PciReading]:
-    """Yield the GPUs, their partitions or tiles, and the NICs on PCI.
-
-    Raises MachineFileError if devices are inside each other too often.
-    """
+    """Yield the GPUs, their partitions or tiles, and the NICs on PCI. Raises MachineFileError."""
     num_left = MAX_ELEMENTS
     for element, above in objects:
         inner = [each for each, _ in element.walk()]
@@ -268,17 +271,17 @@ def _read_library_devices(whole: PciReading, below: list[Element]) -> list[PciRe
     Level Zero shows each tile as a device if there are several.
     """
     found: list[PciReading] = []
-    for library, support in product(below, map(support_of, VENDORS)):
-        name = library.word("name")
-        match = support.hwloc_name and support.hwloc_name.fullmatch(name)
+    for library, vendor in product(below, VENDORS):
+        support = support_of(vendor)
+        match = support.hwloc_name and support.hwloc_name.fullmatch(library.word("name"))
         if not match:
             continue
         if len(found) > MAX_GPUS:  # `build` refuses that many
             break
         reading = replace(
             whole,
-            vendor=support.vendor,
-            index=None if support.vendor is GpuVendor.INTEL else int(match[1]),  # Intel's numbers count tiles, too
+            vendor=vendor,
+            index=None if vendor is GpuVendor.INTEL else int(match[1]),  # Intel's numbers count tiles, too
             name=_info(library, "GPUModel") or _info(library, "LevelZeroModel") or whole.name,
         )
         tiles = re.fullmatch(r"[2-9]", _info(library, "LevelZeroSubdevices") or "")
@@ -286,7 +289,7 @@ def _read_library_devices(whole: PciReading, below: list[Element]) -> list[PciRe
             found += [reading] * int(tiles[0])
             continue
         uuid = _info(library, support.hwloc_uuid)
-        if uuid is not None and support.vendor is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX):
+        if uuid is not None and vendor is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX):
             uuid = f"{GPU_PREFIX}{uuid}"  # hwloc writes AMD's without the prefix that ROCr gives it
         found.append(replace(reading, uuid=uuid))
     if len(found) == 1:
@@ -332,16 +335,6 @@ def _info(element: Element, name: str) -> str | None:
     """Return an info value of an object."""
     values = (entry.text("value") for entry in element.named("info") if entry.text("name") == name)
     return next(values, None)
-
-
-def _square(matrix: Element, size: int) -> list[list[int]]:
-    """Return the rows of a matrix. Raises MachineFileError if it is not square or too large."""
-    if size > MAX_NODES:
-        raise matrix.error(f"distances of {size} objects; at most {MAX_NODES} are accepted")
-    values = _numbers(matrix, "u64values")
-    if len(values) != size * size:
-        raise matrix.error(f"{len(values)} values for {size} objects, expected {size * size}")
-    return [values[start : start + size] for start in range(0, len(values), size or 1)]
 
 
 def _numbers(matrix: Element, tag: str) -> list[int]:

@@ -1,7 +1,4 @@
-"""NCCL topology XML as readings.
-
-Source: NCCL's graph/xml.cc and topo.cc.
-"""
+"""NCCL topology XML as readings. Source: NCCL's graph/xml.cc and topo.cc."""
 
 from __future__ import annotations
 

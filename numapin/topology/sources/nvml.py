@@ -44,7 +44,7 @@ _NODE_WORDS: Final = 1024 // _WORD_BITS
 
 _SWITCH: Final = "NVSwitch"  # the far end of every NVLink to an NVSwitch; other far ends are PCI addresses
 
-_ANCESTORS: Final = {
+_ANCESTORS: Final = {  # nvmlGpuTopologyLevel_t -> link kind
     0: LinkKind.SAME_BOARD,
     10: LinkKind.ONE_SWITCH,
     20: LinkKind.SWITCHES,
@@ -52,7 +52,6 @@ _ANCESTORS: Final = {
     40: LinkKind.SAME_NODE,
     50: LinkKind.SYSTEM,
 }
-"""nvmlGpuTopologyLevel_t -> link kind."""
 
 _SLOWDOWNS: Final = {
     0x08: "hardware slowdown",
@@ -62,13 +61,12 @@ _SLOWDOWNS: Final = {
 }
 """nvmlClocksEventReasons -> reason; the others are idle GPUs, clocks that somebody set, and the usual power cap."""
 
-_REMEDIES: Final = {
+_REMEDIES: Final = {  # nvmlReturn_t -> remedy
     4: "let this user read and write /dev/nvidiactl and /dev/nvidia0, /dev/nvidia1, …",
     9: "load the driver: modprobe nvidia",
     12: "install the NVIDIA driver, or give the container its libnvidia-ml.so.1 (docker run --gpus all)",
     18: "the driver was updated under the running kernel module: reboot, or unload and load the nvidia modules",
 }
-"""nvmlReturn_t -> remedy."""
 
 _NO_DRIVER: Final = frozenset({9, 12})
 """nvmlReturn_t without a driver: "driver not loaded" and, from pynvml, "library not found"."""
@@ -240,6 +238,13 @@ def _device(nvml: ModuleType, index: int, *, with_health: bool) -> _NvmlDevice:
     persistence = _ask(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
     nodes = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
     own_node: int | None = _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle)
+    mig: list[Mig] = []
+    # The numbers of MIG instances may have holes.
+    for number in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0) if is_mig else ():
+        instance = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        uuid = None if instance is None else _ask(nvml, nvml.nvmlDeviceGetUUID, instance)
+        if uuid is not None:
+            mig.append(Mig(uuid=_text(uuid), name=_optional_text(_ask(nvml, nvml.nvmlDeviceGetName, instance))))
     reading = NvmlReading(
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -254,21 +259,12 @@ def _device(nvml: ModuleType, index: int, *, with_health: bool) -> _NvmlDevice:
             max_gen=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
             max_width=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         ),
-        mig=tuple(_mig_instances(nvml, handle)) if is_mig else (),
+        mig=tuple(mig),
         persistence=None if persistence is None else bool(persistence),
         health=_health(nvml, handle) if with_health else None,
     )
     far_ends = _far_ends(nvml, handle)
     return _NvmlDevice(handle=handle, reading=reading, is_empty_mig=is_mig and not reading.mig, far_ends=far_ends)
-
-
-def _mig_instances(nvml: ModuleType, handle: object) -> Iterator[Mig]:
-    """Yield the MIG instances; their numbers may have holes."""
-    for number in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        instance = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
-        uuid = None if instance is None else _ask(nvml, nvml.nvmlDeviceGetUUID, instance)
-        if uuid is not None:
-            yield Mig(uuid=_text(uuid), name=_optional_text(_ask(nvml, nvml.nvmlDeviceGetName, instance)))
 
 
 def _health(nvml: ModuleType, handle: object) -> GpuHealth:

@@ -72,7 +72,15 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     Raises MachineError if `root` is not a captured machine, MachineFileError if a CPU or node list is malformed.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
-    online = _online_cpus(tree)
+    if not tree.names(_SYSTEM):
+        raise MachineError(f"{tree.root or '/'} is not a captured machine: it has no {_SYSTEM}", CAPTURE)
+    present = _numbered(tree, _CPU, "cpu")
+    online = tree.numbers(f"{_CPU}/online")
+    if online is None:  # captures without the list; a CPU that cannot go offline has no file of its own
+        online = CpuSet(cpu for cpu in present if tree.number(f"{_CPU}/cpu{cpu}/online") != 0)
+    online &= CpuSet(present)
+    if not online:
+        raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
     cpus, package_notes = _read_cpus(tree, online)
     cores = sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
     pci, fabric = read_drivers(tree, tuple(_read_pci(tree, online)))
@@ -103,19 +111,6 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
 
 
 # --- CPUs and nodes --------------------------------------------------------------------------------------------------
-
-
-def _online_cpus(tree: Tree) -> CpuSet:
-    if not tree.names(_SYSTEM):
-        raise MachineError(f"{tree.root or '/'} is not a captured machine: it has no {_SYSTEM}", CAPTURE)
-    present = _numbered(tree, _CPU, "cpu")
-    online = tree.numbers(f"{_CPU}/online")
-    if online is None:  # captures without the list; a CPU that cannot go offline has no file of its own
-        online = CpuSet(cpu for cpu in present if tree.number(f"{_CPU}/cpu{cpu}/online") != 0)
-    online &= CpuSet(present)
-    if not online:
-        raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
-    return online
 
 
 def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:

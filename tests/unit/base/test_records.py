@@ -108,12 +108,6 @@ def test_what_is_optional_may_be_null_or_missing() -> None:
     assert found == read({**GOOD, **dict.fromkeys(MAYBE)})
 
 
-def test_elements_that_older_files_lack() -> None:
-    """They get the value that the reader names."""
-    text = json.dumps({key: value for key, value in GOOD.items() if key != "list"})
-    assert read_record(Outer, text, source="m.json", hint=HINT, list=[]).list == ()
-
-
 def _answer(line: str) -> str:
     """Return the error of a good record with these changes, of other text with a schema, or of text that is no JSON."""
     kind, _, text = line.partition(" ")
