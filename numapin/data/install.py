@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import torch.utils.data
 
 from numapin.base.stderr import say
-from numapin.data import stateful, torch_names, usage_log
+from numapin.data import stateful, torch_names, usage
 from numapin.data.casting import cast_batch
 from numapin.data.iterator import LaneIterator, iterator_of
 from numapin.data.path import PathOptions
@@ -105,7 +105,7 @@ class _UsersWarnings:
     @staticmethod
     def warn(message: Warning | str, category: type[Warning] | None = None, *_: object, **__: object) -> None:
         """Warn at the user's line, or at the caller's if there is none."""
-        frame = usage_log.users_frame() or sys._getframe(1)
+        frame = usage.users_frame() or sys._getframe(1)
         module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
 
@@ -122,7 +122,7 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], _
         if options is None and not _STATE.everything:
             return torchs_own(self)
         if self.num_workers == 0 and options is None:
-            usage_log.note_other(self, usage_log.NO_WORKERS)
+            usage.note_other(self, usage.NO_WORKERS)
             return torchs_own(self)
         if self.num_workers and os.environ.get("RANK", "0") == "0":
             _say_once("torch's DataLoader uses numapin's data path")
@@ -155,7 +155,7 @@ def _watch_iterators() -> None:
         if _STATE.everything and not isinstance(self, LaneIterator):
             is_theirs = isinstance(loader, stateful.loader_class() or ())
             off = torch_names.why_off(torch_names.TORCHDATA if is_theirs else torch_names.TORCH)
-            usage_log.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")
+            usage.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")
         torchs_own(self, loader, *rest, **named)
 
     _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]

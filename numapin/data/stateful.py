@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.data import usage_log
+from numapin.data import usage
 from numapin.data.iterator import LaneIterator, iterator_without_slots, pins_elsewhere
 from numapin.data.message import pickled
 from numapin.data.path import path_of
@@ -41,16 +41,16 @@ def iterator_of(loader: Any, options: PathOptions) -> Any:
     """Return a new iterator over a StatefulDataLoader, which takes over the state that was loaded."""
     state, theirs = loader.next_iter_state, getattr(sys.modules[STATEFUL], _ITERATOR)
     if not loader.num_workers:
-        usage_log.note_other(loader, usage_log.NO_WORKERS)
+        usage.note_other(loader, usage.NO_WORKERS)
         alone = sys.modules[STATEFUL]._StatefulSingleProcessDataLoaderIter
         iterator = iterator_without_slots(alone, loader, options, state)
     elif pins_elsewhere(loader):
-        usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
+        usage.note_other(loader, usage.PINS_ELSEWHERE)
         iterator = iterator_without_slots(theirs, loader, options, state)
     else:
         loader.check_worker_number_rationality()
         path = path_of(loader, options)
-        usage_log.note_path(path)
+        usage.note_path(path)
         iterator = _iterator_class(theirs)(loader, path, state)
     loader.next_iter_state = None
     return iterator
