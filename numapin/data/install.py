@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch.utils.data
@@ -79,22 +80,11 @@ def stateful_class() -> type[_Loader] | None:
     return getattr(sys.modules.get(torch_names.STATEFUL), "StatefulDataLoader", None)
 
 
-class _UsersWarnings:
-    """The module `warnings` for a loader's module: its warnings name the user's line.
-
-    They would name the caller of torch's function, which may be one of ours.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the module has."""
-        return getattr(warnings, name)
-
-    @staticmethod
-    def warn(message: Warning | str, category: type[Warning] | None = None, *_: object, **__: object) -> None:
-        """Warn at the user's line, or at the caller's if there is none."""
-        frame = usage.users_frame() or sys._getframe(1)
-        module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
+def _warn(message: Warning | str, category: type[Warning] | None = None, *_: object, **__: object) -> None:
+    """Warn at the user's line, or at the caller's if there is none. torch names a caller that may be one of ours."""
+    frame = usage.users_frame() or sys._getframe(1)
+    module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
 
 
 @cache  # once for each class
@@ -111,7 +101,7 @@ def _take_over(cls: Any, package: str) -> None:
         iterator_of_it = iterator_of
     module = sys.modules.get(cls.__module__)
     if getattr(module, "warnings", None) is warnings:
-        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
+        module.warnings = SimpleNamespace(**{**vars(warnings), "warn": _warn})  # type: ignore[union-attr] # it has the name
     torchs_own = cls._get_iterator
 
     def _get_iterator(self: _Loader) -> Any:
