@@ -12,7 +12,7 @@ import sys
 import warnings
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.utils.data
 
@@ -28,26 +28,15 @@ if TYPE_CHECKING:
     _Loader: TypeAlias = torch.utils.data.DataLoader[Any]
 
 
-class Mark(str):
+class Mark(str):  # noqa: SLOT000 - what is in its __dict__ is pickled with it
     """A loader's `pin_memory_device` that also carries our options.
 
     Frameworks that copy a loader pass the arguments that torch knows to a plain torch DataLoader (Accelerate 1.15's
-    prepare and skip_first_batches). A mark compares, prints and pickles as plain text, and so distinguishes a copy of a
-    numapin.DataLoader from a loader that is deliberately torch's.
+    prepare and skip_first_batches). A mark compares and prints as plain text, and so distinguishes a copy of a
+    numapin.DataLoader from a loader that is deliberately torch's. It keeps the options when it is copied or pickled.
     """
 
-    __slots__ = ("options",)
     options: PathOptions
-
-    def __new__(cls, text: str, options: PathOptions) -> Self:
-        """Return the text, carrying options."""
-        marked = super().__new__(cls, text)
-        marked.options = options
-        return marked
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Keep the options when a loader travels to another process."""
-        return Mark, (str(self), self.options)
 
 
 class _Everywhere:

@@ -56,7 +56,9 @@ class OnPath:
         off = torch_names.explained(self._numapin_package)
         if self._numapin_options.strict and off:
             raise BindingRefused(off, "to run with torch's own loader, remove strict=True")
-        return Mark(pin_memory_device, self._numapin_options)
+        mark = Mark(pin_memory_device)
+        mark.options = self._numapin_options
+        return mark
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.
