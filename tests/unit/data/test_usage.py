@@ -109,6 +109,8 @@ def test_what_strict_asks_for() -> None:
     """There were loaders, and all of them took the path with all of their batches, since the last restart."""
     for what, (usages, expected) in STRICT.items():
         assert JobUsage(usages=usages, ranks=frozenset({0})).all_took_it is expected, what
+    one_of_two = JobUsage(usages=(usage(num_loaders=1),), ranks=frozenset({0, 1}))
+    assert one_of_two.all_took_it  # a rank may have no loader
 
 
 class Owner:
