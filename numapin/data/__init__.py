@@ -12,8 +12,7 @@
     locality.py     find the nodes and CPUs for a rank's memory and threads
     budget.py       the amount of memory that a rank may pin
     stats.py        counts of a loader's work, and reports of what it could not do as requested
-    usage.py        which loaders took this path, and why others did not
-    usage_log.py    a process's record of that, for the launcher
+    usage.py        which loaders took this path, and why others did not: a process's record, and the job's line
     torch_names.py  the private names of torch that all this is built on, and whether this torch has them
     stateful.py     the same path for torchdata's StatefulDataLoader
     casting.py      change the tensors in nested containers, and narrow those of batches

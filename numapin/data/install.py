@@ -10,14 +10,14 @@ import itertools
 import os
 import sys
 import warnings
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.utils.data
 
 from numapin.base.stderr import say
-from numapin.data import stateful, torch_names, usage_log
+from numapin.data import torch_names, usage
 from numapin.data.casting import cast_batch
 from numapin.data.iterator import LaneIterator, iterator_of
 from numapin.data.path import PathOptions
@@ -25,44 +25,24 @@ from numapin.data.torch_names import _BaseDataLoaderIter
 from numapin.data.transform import move_and_transform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     _Loader: TypeAlias = torch.utils.data.DataLoader[Any]
 
 
-class Mark(str):
+class Mark(str):  # noqa: SLOT000 - what is in its __dict__ is pickled with it
     """A loader's `pin_memory_device` that also carries our options.
 
     Frameworks that copy a loader pass the arguments that torch knows to a plain torch DataLoader (Accelerate 1.15's
-    prepare and skip_first_batches). A mark compares, prints and pickles as plain text, and so distinguishes a copy of a
-    numapin.DataLoader from a loader that is deliberately torch's.
+    prepare and skip_first_batches). A mark compares and prints as plain text, and so distinguishes a copy of a
+    numapin.DataLoader from a loader that is deliberately torch's. It keeps the options when it is copied or pickled.
     """
 
-    __slots__ = ("options",)
     options: PathOptions
 
-    def __new__(cls, text: str, options: PathOptions) -> Self:
-        """Return the text, carrying options."""
-        marked = super().__new__(cls, text)
-        marked.options = options
-        return marked
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Keep the options when a loader travels to another process."""
-        return Mark, (str(self), self.options)
+class _Everywhere:
+    """Our options for loaders that carry none; None: these are left to torch."""
 
-
-@dataclass(slots=True)
-class _Installed:
-    """The state of `install`: whether all loaders are taken over, or copies only; the classes; and the lines shown."""
-
-    everything: bool = False
-    balance: bool = False
-    shown: set[str] = field(default_factory=set)
-    hooked: list[type[_Loader]] = field(default_factory=list)
-
-
-_STATE: Final = _Installed()
+    options: PathOptions | None = None
 
 
 def install(*, only_copies: bool = False, balance: bool = False) -> None:
@@ -74,61 +54,54 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
 
     If torch lacks a private name that the path needs, loaders stay torch's, and one line on stderr says so.
     """
-    _STATE.everything = _STATE.everything or not only_copies
-    _STATE.balance = _STATE.balance or balance
-    if not _STATE.hooked:
-        _watch_iterators()
-    torchs = (torch.utils.data.DataLoader, torch_names.TORCH, iterator_of)
-    theirs = (stateful.loader_class(), torch_names.TORCHDATA, stateful.iterator_of)
-    for cls, package, iterator_of_it in (torchs, theirs):
-        if cls is None or cls in _STATE.hooked:
-            continue
-        off = torch_names.explained(package)
-        _STATE.hooked.append(cls)
-        if off:
-            _say_once(f"warning: {off}")
-            _leave(cls)
-        else:
-            _hook(cls, iterator_of_it)
+    if not only_copies:
+        before = _Everywhere.options
+        _Everywhere.options = PathOptions(balance=balance or (before is not None and before.balance))
+    _watch_iterators()
+    classes: dict[str, Any] = {torch_names.TORCH: torch.utils.data.DataLoader, torch_names.TORCHDATA: stateful_class()}
+    for package, cls in classes.items():
+        if cls is not None:
+            _take_over(cls, package)
 
 
-class _UsersWarnings:
-    """The module `warnings` for a loader's module: its warnings name the user's line.
-
-    They would name the caller of torch's function, which may be one of ours.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the module has."""
-        return getattr(warnings, name)
-
-    @staticmethod
-    def warn(message: Warning | str, category: type[Warning] | None = None, *_: object, **__: object) -> None:
-        """Warn at the user's line, or at the caller's if there is none."""
-        frame = usage_log.users_frame() or sys._getframe(1)
-        module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
+def stateful_class() -> type[_Loader] | None:
+    """Return torchdata's loader; None if the program has not imported it."""
+    return getattr(sys.modules.get(torch_names.STATEFUL), "StatefulDataLoader", None)
 
 
-def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], _BaseDataLoaderIter]) -> None:
-    """Let loaders of this class with workers make their iterators by this function."""
+def _warn(message: Warning | str, category: type[Warning] | None = None, *_: object, **__: object) -> None:
+    """Warn at the user's line, or at the caller's if there is none. torch names a caller that may be one of ours."""
+    frame = usage.users_frame() or sys._getframe(1)
+    module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
+
+
+@cache  # once for each class
+def _take_over(cls: Any, package: str) -> None:
+    """Let loaders of this class make their iterators by our function for the package, if the path is on."""
+    off = torch_names.explained(package)
+    if off:
+        _say_once(f"warning: {off}")
+        _leave(cls)
+        return
+    if package == torch_names.TORCHDATA:
+        from numapin.data.stateful import iterator_of as iterator_of_it
+    else:
+        iterator_of_it = iterator_of
     module = sys.modules.get(cls.__module__)
     if getattr(module, "warnings", None) is warnings:
-        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
+        module.warnings = SimpleNamespace(**{**vars(warnings), "warn": _warn})  # type: ignore[union-attr] # it has the name
     torchs_own = cls._get_iterator
 
-    def _get_iterator(self: _Loader) -> _BaseDataLoaderIter:
-        options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
-        if options is None and not _STATE.everything:
-            return torchs_own(self)
-        if self.num_workers == 0 and options is None:
-            usage_log.note_other(self, usage_log.NO_WORKERS)
+    def _get_iterator(self: _Loader) -> Any:
+        options: PathOptions | None = getattr(self.pin_memory_device, "options", _Everywhere.options)
+        if options is None:
             return torchs_own(self)
         if self.num_workers and os.environ.get("RANK", "0") == "0":
             _say_once("torch's DataLoader uses numapin's data path")
-        return iterator_of_it(self, options or PathOptions(balance=_STATE.balance))
+        return iterator_of_it(self, options)
 
-    cls._get_iterator = _get_iterator  # type: ignore[method-assign]
+    cls._get_iterator = _get_iterator
 
 
 def _leave(cls: type[_Loader]) -> None:
@@ -147,21 +120,21 @@ def _leave(cls: type[_Loader]) -> None:
     cls.__iter__ = __iter__  # type: ignore[method-assign]
 
 
+@cache  # once
 def _watch_iterators() -> None:
     """Note the iterators of torch's own path; those that we made are known already."""
     torchs_own = _BaseDataLoaderIter.__init__
 
     def __init__(self: _BaseDataLoaderIter, loader: _Loader, *rest: Any, **named: Any) -> None:  # noqa: N807
-        if _STATE.everything and not isinstance(self, LaneIterator):
-            is_theirs = isinstance(loader, stateful.loader_class() or ())
+        if _Everywhere.options is not None and not isinstance(self, LaneIterator):
+            is_theirs = isinstance(loader, stateful_class() or ())
             off = torch_names.why_off(torch_names.TORCHDATA if is_theirs else torch_names.TORCH)
-            usage_log.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")
+            usage.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")
         torchs_own(self, loader, *rest, **named)
 
     _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
 
+@cache
 def _say_once(line: str) -> None:
-    if line not in _STATE.shown:
-        _STATE.shown.add(line)
-        say(line)
+    say(line)

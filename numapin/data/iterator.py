@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.multiprocessing
 from torch.autograd import profiler
 
-from numapin.data import forking, usage_log
+from numapin.data import forking, usage
 from numapin.data.balance import Balance
 from numapin.data.casting import collate_and_cast
 from numapin.data.message import Parcel
@@ -337,9 +337,9 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
     if loader.num_workers and not pins_elsewhere(loader):
         loader.check_worker_number_rationality()
         path = path_of(loader, options)
-        usage_log.note_path(path)
+        usage.note_path(path)
         return SlotIterator(loader, path)
-    usage_log.note_other(loader, usage_log.PINS_ELSEWHERE if loader.num_workers else usage_log.NO_WORKERS)
+    usage.note_other(loader, usage.PINS_ELSEWHERE if loader.num_workers else usage.NO_WORKERS)
     theirs = _MultiProcessingDataLoaderIter if loader.num_workers else _SingleProcessDataLoaderIter
     return cast("_BaseDataLoaderIter", iterator_without_slots(theirs, loader, options))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from numapin.data.torch_names import _BaseDataLoaderIter
 
 T_co = TypeVar("T_co", covariant=True)
-
-_WITH_STATE: Final = "use numapin.StatefulDataLoader in place of numapin.DataLoader; its arguments are the same"
 
 
 class OnPath:
@@ -58,7 +56,9 @@ class OnPath:
         off = torch_names.explained(self._numapin_package)
         if self._numapin_options.strict and off:
             raise BindingRefused(off, "to run with torch's own loader, remove strict=True")
-        return Mark(pin_memory_device, self._numapin_options)
+        mark = Mark(pin_memory_device)
+        mark.options = self._numapin_options
+        return mark
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.
@@ -255,7 +255,8 @@ class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
             checkpoint.
             """
             if name in ("state_dict", "load_state_dict"):
-                raise LoaderStateError(f"{type(self).__name__}.{name}(): numapin.DataLoader has no state", _WITH_STATE)
+                hint = "use numapin.StatefulDataLoader in place of numapin.DataLoader; its arguments are the same"
+                raise LoaderStateError(f"{type(self).__name__}.{name}(): numapin.DataLoader has no state", hint)
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(message, name=name, obj=self)
 

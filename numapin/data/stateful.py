@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader on our data path.
+"""torchdata's iterators on our data path. Importing this needs torchdata.
 
 torchdata decides on the contents of the state, and when it is taken.
 
@@ -10,55 +10,42 @@ device. The iterator opens both when the batch is due, and hands torchdata the t
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from numapin.data import usage_log
+from numapin.data import usage
 from numapin.data.iterator import LaneIterator, iterator_without_slots, pins_elsewhere
 from numapin.data.message import pickled
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
-from numapin.data.torch_names import MP_STATUS_CHECK_INTERVAL, STATEFUL, ExceptionWrapper, _IterableDatasetStopIteration
+from numapin.data.torch_names import (
+    MP_STATUS_CHECK_INTERVAL,
+    ExceptionWrapper,
+    _IterableDatasetStopIteration,
+    _StatefulMultiProcessingDataLoaderIter,
+    _StatefulSingleProcessDataLoaderIter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.utils.data import DataLoader
-
-    from numapin.data.path import Lane, PathOptions
-
-_ITERATOR: Final = "_StatefulMultiProcessingDataLoaderIter"
-
-
-def loader_class() -> type[DataLoader[Any]] | None:
-    """Return torchdata's loader; None if the program has not imported it."""
-    return getattr(sys.modules.get(STATEFUL), "StatefulDataLoader", None)
+    from numapin.data.path import PathOptions
 
 
 def iterator_of(loader: Any, options: PathOptions) -> Any:
-    """Return a new iterator over a StatefulDataLoader, which takes over the state that was loaded."""
-    state, theirs = loader.next_iter_state, getattr(sys.modules[STATEFUL], _ITERATOR)
-    if not loader.num_workers:
-        usage_log.note_other(loader, usage_log.NO_WORKERS)
-        alone = sys.modules[STATEFUL]._StatefulSingleProcessDataLoaderIter
-        iterator = iterator_without_slots(alone, loader, options, state)
-    elif pins_elsewhere(loader):
-        usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
-        iterator = iterator_without_slots(theirs, loader, options, state)
-    else:
+    """Return a new iterator over torchdata's loader or ours, which takes over the state that was loaded."""
+    state = loader.next_iter_state
+    if loader.num_workers and not pins_elsewhere(loader):
         loader.check_worker_number_rationality()
         path = path_of(loader, options)
-        usage_log.note_path(path)
-        iterator = _iterator_class(theirs)(loader, path, state)
+        usage.note_path(path)
+        iterator: Any = StatefulLaneIterator(loader, path, state)
+    else:
+        usage.note_other(loader, usage.PINS_ELSEWHERE if loader.num_workers else usage.NO_WORKERS)
+        several, alone = _StatefulMultiProcessingDataLoaderIter, _StatefulSingleProcessDataLoaderIter
+        iterator = iterator_without_slots(several if loader.num_workers else alone, loader, options, state)
     loader.next_iter_state = None
     return iterator
-
-
-@cache
-def _iterator_class(theirs: type) -> Callable[..., Any]:
-    return type("StatefulLaneIterator", (_StatefulLane, LaneIterator, theirs), {"torchs_name": _ITERATOR})
 
 
 @dataclass(frozen=True)
@@ -82,9 +69,10 @@ class _StatefulResults(ResultQueue):
         super().put((number, data))
 
 
-class _StatefulLane:
-    """The parts of a lane's iterator that differ for torchdata's, which comes after them among the bases."""
+class StatefulLaneIterator(LaneIterator, _StatefulMultiProcessingDataLoaderIter):  # type: ignore[misc] # no types
+    """torchdata's iterator through a lane."""
 
+    torchs_name = _StatefulMultiProcessingDataLoaderIter.__name__
     result_queue = _StatefulResults
 
     @staticmethod
@@ -93,21 +81,18 @@ class _StatefulLane:
         batch, sealed = opened
         return function(batch), sealed
 
-    _lane: Lane
-    _num_failed: int
-    _task_info: dict[int, tuple[Any, ...]]
-
     def __next__(self) -> object:
         """Return the next batch."""
         try:
-            return super().__next__()  # type: ignore[misc]
+            return super().__next__()
         except StopIteration:
             self._finished = True
             raise
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, object]:
         """Return whether a result came, and the result in torchdata's form."""
-        found, result = super()._try_get_data(timeout)  # type: ignore[misc]
+        result: Any
+        found, result = super()._try_get_data(timeout)
         number, data = result if found else (None, None)
         if not isinstance(number, int):
             return found, result
@@ -118,10 +103,10 @@ class _StatefulLane:
         worker = self._task_info.get(number, (0,))[0]  # of an abandoned epoch, nothing is known, and it is dropped
         return True, (number, (data, worker, None))
 
-    def _process_data(self, data: Any, worker_id: int, state: object) -> object:
+    def _process_data(self, data: Any, worker_id: int, state: object) -> object:  # type: ignore[override]
         """Open a batch and its state, and let torchdata keep the state."""
         try:
-            data = self._opened(data)  # type: ignore[attr-defined]
+            data = self._opened(data)
         except Exception:  # noqa: BLE001 - a user's type may raise anything
             # torchdata raises it once it has counted the task as done.
             data = ExceptionWrapper(where="while a batch was opened")
@@ -129,7 +114,7 @@ class _StatefulLane:
             data, sealed = data  # a tuple, or a list, which torch's pin thread may make of it
             state = pickle.loads(sealed)  # noqa: S301 - from our own worker
         try:
-            return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]
+            return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[call-arg, no-untyped-call]
         except BaseException:  # Ctrl-C, too
             self._num_failed += 1
             raise

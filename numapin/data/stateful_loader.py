@@ -32,35 +32,13 @@ class StatefulDataLoader(OnPath, _TorchdataLoader[T_co]):
 
     `state_dict()` and `load_state_dict()` are torchdata's, and so are the states: either loader can load a state of the
     other. torchdata does more work per batch in the rank's process. It must be installed:
-    `pip install 'torchdata>=0.11'`.
+    `pip install 'torchdata>=0.11'`. The arguments are those of `numapin.DataLoader` without `balance`, and
+    `snapshot_every_n_steps`.
 
     Args:
-        dataset: As in torch, like all arguments up to `in_order`.
-        batch_size: As in torch.
-        shuffle: As in torch.
-        sampler: As in torch.
-        batch_sampler: As in torch.
-        num_workers: As in torch. The fast path needs at least one worker.
-        collate_fn: As in torch.
-        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy.
-        drop_last: As in torch.
-        timeout: As in torch.
-        worker_init_fn: As in torch.
-        multiprocessing_context: As in torch.
-        generator: As in torch.
-        prefetch_factor: As in torch.
-        persistent_workers: As in torch.
-        pin_memory_device: As in torch.
         in_order: As in torch. torchdata guarantees nothing about states with `in_order=False`.
         snapshot_every_n_steps: As in torchdata: how often the workers' states are taken, in batches. After
             `load_state_dict()` the batches since then are made again and dropped.
-        device: As in `numapin.DataLoader`, like all arguments that follow.
-        pinned_budget: As in `numapin.DataLoader`.
-        node: As in `numapin.DataLoader`.
-        strict: As in `numapin.DataLoader`.
-        cast: As in `numapin.DataLoader`.
-        worker_threads: As in `numapin.DataLoader`.
-        device_transform: As in `numapin.DataLoader`.
 
     Raises:
         UsageError: The device, the node, the budget, the cast, the number of threads or the transform is invalid.

@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from numapin.base import formats
 from numapin.base.stderr import say
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.data.message import Head
     from numapin.data.slots import Slot
-
-_WIDTH: Final = 80
-_INDENT: Final = 12
-_UNSUPPORTED: Final = (
-    "sparse, quantized and nested tensors, tensors that require gradients (.detach() helps), and subclasses that "
-    "pickle themselves travel in torch's shared memory"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +107,8 @@ class Stats:
         nodes = ", ".join(map(str, self.nodes))
         lines.append(("node", f"{nodes} ({self.placement}){share}" if nodes else self.placement))
         lines += [("note", note) for note in self.notes]
-        wrap = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * _INDENT, break_on_hyphens=False)
-        return "\n".join(wrap(f"{name:<{_INDENT}}{text}") for name, text in lines if text)
+        wrap = partial(textwrap.fill, width=80, subsequent_indent=" " * 12, break_on_hyphens=False)
+        return "\n".join(wrap(f"{name:<12}{text}") for name, text in lines if text)
 
 
 def _time(seconds: float) -> str:
@@ -214,7 +207,11 @@ class Notices:
     def report_miss(self, miss: Miss) -> None:
         """Report why a batch did not travel in a slot, if the user can do something about it."""
         if miss is Miss.UNSUPPORTED:
-            self.warn(f"a batch traveled outside the slots: {miss}; {_UNSUPPORTED}")
+            self.warn(
+                f"a batch traveled outside the slots: {miss}; sparse, quantized and nested tensors, tensors that "
+                "require gradients (.detach() helps), and subclasses that pickle themselves travel in torch's shared "
+                "memory"
+            )
 
     def check(self) -> None:
         """Raise BindingRefused for the first refusal under `strict`."""

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
         _MultiProcessingDataLoaderIter,
         _SingleProcessDataLoaderIter,
     )
+    from torchdata.stateful_dataloader.stateful_dataloader import (
+        _StatefulMultiProcessingDataLoaderIter,
+        _StatefulSingleProcessDataLoaderIter,
+    )
 
 __all__ = [
     "MP_STATUS_CHECK_INTERVAL",
@@ -42,6 +46,8 @@ __all__ = [
     "_IterableDatasetStopIteration",
     "_MultiProcessingDataLoaderIter",
     "_SingleProcessDataLoaderIter",
+    "_StatefulMultiProcessingDataLoaderIter",
+    "_StatefulSingleProcessDataLoaderIter",
     "_rebuild_from_type_v2",
     "_rebuild_tensor_v2",
     "_rebuild_tensor_v3",

@@ -284,9 +284,9 @@ class Tracer(StepListener):
             shown = [(pid, "load", start, end) for pid, start, end in loads if end >= self.start_ns]
             shown += [(self.pid, f"pin {thread}", start, end) for thread, start, end in self.pins]
             _export(profiler, self.claim.with_name(name), shown)
-        usage_log = sys.modules.get("numapin.data.usage_log")  # the record below lets --stop end this process
-        if usage_log is not None:
-            usage_log.update()
+        usage = sys.modules.get("numapin.data.usage")  # the record below lets --stop end this process
+        if usage is not None:
+            usage.update()
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
             say(f"rank {self.place.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")

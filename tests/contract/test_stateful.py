@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_w
 import numapin
 from tests.contract.datasets import Raise, Reduced, Stream, kill_worker, row
 from tests.contract.describe import assert_same_batches, describe
-from tests.contract.seam import STATEFUL, LoaderStateError, stateful
+from tests.contract.seam import STATEFUL, LoaderStateError, install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -214,9 +214,9 @@ def test_an_abandoned_epoch_ends_its_workers() -> None:
 
 def test_torchdata_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its class is taken over only if the program has imported it."""
-    assert stateful.loader_class() is TORCHDATA
+    assert install.stateful_class() is TORCHDATA
     monkeypatch.delitem(sys.modules, STATEFUL)
-    assert stateful.loader_class() is None
+    assert install.stateful_class() is None
 
 
 @pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])

@@ -27,7 +27,7 @@ PURE = (
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
-    *("plan", "tasks.identify", "tasks.hosts", "tasks.slice", "data.usage"),
+    *("plan", "tasks.identify", "tasks.hosts", "tasks.slice"),
     *("children.table", "children.frameworks"),
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     *("observe.model", "observe.verify", "observe.top", "attach.report", "view", "jobs"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record
-from numapin.data import opening, packing, path, pinning, pool, slots, usage_log
+from numapin.data import opening, packing, path, pinning, pool, slots
+from numapin.data import usage as usage_log
 from numapin.data.balance import Balance
 from numapin.data.budget import LockRoom
 from numapin.data.casting import casts_of
@@ -36,7 +37,6 @@ from numapin.data.slots import FreeSlots, RecentSizes, Slot, capacity_for, map_m
 from numapin.data.stats import Counts, Stats, share_on
 from numapin.data.transform import tensors_in
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
-from numapin.data.usage_log import UsageLog
 from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
 from numapin.observe.during_run import read_loaders
 from numapin.rank import handover

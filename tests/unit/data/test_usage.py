@@ -19,7 +19,6 @@ from tests.unit.data.seam import (
     LoaderUsage,
     Miss,
     Shortfall,
-    UsageLog,
     read_loaders,
     read_record,
     usage_log,
@@ -110,6 +109,8 @@ def test_what_strict_asks_for() -> None:
     """There were loaders, and all of them took the path with all of their batches, since the last restart."""
     for what, (usages, expected) in STRICT.items():
         assert JobUsage(usages=usages, ranks=frozenset({0})).all_took_it is expected, what
+    one_of_two = JobUsage(usages=(usage(num_loaders=1),), ranks=frozenset({0, 1}))
+    assert one_of_two.all_took_it  # a rank may have no loader
 
 
 class Owner:
@@ -130,79 +131,6 @@ class Odd:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> UsageLog:
-    """Give a process's log in a folder of a run."""
-    return UsageLog(str(tmp_path), rank=5, restart=2)
-
-
-def written(folder: Path) -> LoaderUsage:
-    """Return the only record in a folder."""
-    (path,) = folder.iterdir()
-    assert path.name == f"loaders-5-2-{os.getpid()}.json"
-    return read_record(LoaderUsage, path.read_text(), source=str(path), hint="", schema=SCHEMA)
-
-
-class TestLog:
-    """What a process notes and writes."""
-
-    def test_counts_of_loaders_that_are_gone_stay(self, tmp_path: Path, log: UsageLog) -> None:
-        """A loader counts once whatever its epochs, and its batches when the record is written, even if it is gone."""
-        paths = [Owner(), Owner()]
-        for path in (*paths, *paths):
-            log.note_path(path)  # type: ignore[arg-type]
-        for path, batches in zip(paths, (3, 4), strict=True):
-            path.counts.batches = batches
-            path.counts.misses.update({Miss.UNSUPPORTED: 1, Miss.SHARED: 1})
-        paths.pop()
-        del path
-        gc.collect()
-        log.write(is_complete=True)
-        assert written(tmp_path) == usage(
-            5,
-            restart=2,
-            num_loaders=2,
-            num_batches=7,
-            outside=(Shortfall(number=2, reason=str(Miss.UNSUPPORTED)),),
-        )
-
-    def test_other_loaders_count_by_reason_and_place(self, tmp_path: Path, log: UsageLog) -> None:
-        """Each loader counts once, by identity; the record is there at once, in case that the process is killed."""
-        loaders = [Odd(), Odd()]
-        for loader in (*loaders, *loaders):
-            log.note_other(loader, "num_workers=0")
-        (other,) = written(tmp_path).others
-        assert other.number == 1  # the second: with the next
-        assert other.reason.startswith("num_workers=0 (test_usage.py:")
-        slotted: Any = type("Slotted", (), {"__slots__": ()})  # without weak references
-        log.note_other(slotted(), "another reason")
-        found = written(tmp_path)
-        assert [entry.number for entry in found.others] == [2, 1]
-        assert not found.is_complete
-
-    def test_writes_rarely(self, log: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A script that makes an iterator for each step does not write for each step."""
-        writes: list[str] = []
-        monkeypatch.setattr(seam.handover, "write_json", lambda *arguments: writes.append(arguments[1]))
-        for _ in range(100):
-            log.note_path(Owner())  # type: ignore[arg-type]
-            log.note_other(Odd(), "num_workers=0")
-        assert len(writes) == 2
-
-    def test_a_folder_that_is_gone_is_reported_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """The job goes on, and nothing is written elsewhere."""
-        monkeypatch.chdir(tmp_path)
-        log = UsageLog("/nowhere/run", rank=1, restart=0)
-        for reason in "ab":
-            log.note_other(Odd(), reason)
-        log.write(is_complete=True)
-        (said,) = capsys.readouterr().err.splitlines()
-        assert said.startswith("numapin: rank 1: no record of its DataLoaders: /nowhere/run/loaders-1-0-")
-        assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """Give an environment as a rank finds it, and no log of earlier tests."""
     monkeypatch.setattr(usage_log, "_logs", {})
@@ -214,6 +142,81 @@ def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     yield monkeypatch
     assert len(finalizers) <= 1
+
+
+def written(folder: Path) -> LoaderUsage:
+    """Return the only record in a folder."""
+    (path,) = folder.iterdir()
+    assert path.name == f"loaders-5-2-{os.getpid()}.json"
+    return read_record(LoaderUsage, path.read_text(), source=str(path), hint="", schema=SCHEMA)
+
+
+def at_exit() -> None:
+    """Write the record as at the end of the process."""
+    log = usage_log._logs[os.getpid()]
+    assert log is not None
+    log.write(is_complete=True)
+
+
+@pytest.mark.usefixtures("environ")
+class TestLog:
+    """What a process notes and writes."""
+
+    def test_counts_of_loaders_that_are_gone_stay(self, tmp_path: Path) -> None:
+        """A loader counts once whatever its epochs, and its batches when the record is written, even if it is gone."""
+        paths = [Owner(), Owner()]
+        for path in (*paths, *paths):
+            usage_log.note_path(path)  # type: ignore[arg-type]
+        for path, batches in zip(paths, (3, 4), strict=True):
+            path.counts.batches = batches
+            path.counts.misses.update({Miss.UNSUPPORTED: 1, Miss.SHARED: 1})
+        paths.pop()
+        del path
+        gc.collect()
+        at_exit()
+        assert written(tmp_path) == usage(
+            5,
+            restart=2,
+            num_loaders=2,
+            num_batches=7,
+            outside=(Shortfall(number=2, reason=str(Miss.UNSUPPORTED)),),
+        )
+
+    def test_other_loaders_count_by_reason_and_place(self, tmp_path: Path) -> None:
+        """Each loader counts once, by identity; the record is there at once, in case that the process is killed."""
+        loaders = [Odd(), Odd()]
+        for loader in (*loaders, *loaders):
+            usage_log.note_other(loader, "num_workers=0")
+        (other,) = written(tmp_path).others
+        assert other.number == 1  # the second: with the next
+        assert other.reason.startswith("num_workers=0 (test_usage.py:")
+        slotted: Any = type("Slotted", (), {"__slots__": ()})  # without weak references
+        usage_log.note_other(slotted(), "another reason")
+        found = written(tmp_path)
+        assert [entry.number for entry in found.others] == [2, 1]
+        assert not found.is_complete
+
+    def test_writes_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A script that makes an iterator for each step does not write for each step."""
+        writes: list[str] = []
+        monkeypatch.setattr(seam.handover, "write_text", lambda *arguments: writes.append(arguments[1]))
+        for _ in range(100):
+            usage_log.note_path(Owner())  # type: ignore[arg-type]
+            usage_log.note_other(Odd(), "num_workers=0")
+        assert len(writes) == 3  # an empty one first
+
+    def test_a_folder_that_is_gone_is_reported_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The job goes on, and nothing is written elsewhere."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("NUMAPIN_RUN_DIR", "/nowhere/run")
+        for reason in "ab":
+            usage_log.note_other(Odd(), reason)
+        at_exit()
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith("numapin: rank 5: no record of its DataLoaders: /nowhere/run/loaders-5-2-")
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["NUMAPIN_DATALOADER", "NUMAPIN_RUN_DIR", "RANK"])
