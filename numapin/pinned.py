@@ -2,7 +2,8 @@
 
 Pinning takes 0.3 to 0.5 s per GB. So memory that is freed stays page-locked, and serves a later `empty` of its node,
 in any thread, if it is at most twice as large. It goes back to the system after five idle minutes, as far as new
-memory would exceed the `budget` beside it or more would wait than was ever in use, and with `trim`. The batches of a DataLoader use the loader's slots instead.
+memory would exceed the `budget` beside it or more would wait than was ever in use, and with `trim`. The batches of a
+DataLoader use the loader's slots instead.
 """
 
 from __future__ import annotations

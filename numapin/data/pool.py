@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.data.handover import Handover
 from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
 from numapin.data.pinning import Settling
-from numapin.data.quarantine import Quarantine, capture_lock, is_capturing
+from numapin.data.quarantine import Quarantine, is_capturing
 from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, ordinary_memory
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class PoolSpec:
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
-_orphans: dict[Slot, Pool] = {}  # given up while lent: they live until their batch is gone
 
 
 class Pool:
@@ -124,9 +123,7 @@ class Pool:
         slot.is_unkept = False
         view = slot.lend(head.slot_bytes, self._ended.append)
         if self._is_closed:  # meanwhile, by another thread
-            slot.retire()
-            _orphans[slot] = self
-            self._watch(slot)
+            slot.let_go(self.spec.driver)
         return view, slot
 
     def note_inherited(self, head: Head) -> None:
@@ -165,14 +162,18 @@ class Pool:
             while self._ended:
                 slot = self._ended.popleft().slot
                 # A copy from a pageable slot has read it when its call returns.
-                if slot.is_private or slot.pinned_on is None or self.spec.reader() is None:
+                if slot.is_private or slot.pinned_on is None:
                     self._take_back(slot)
                 else:
                     self.quarantine.admit(slot)
         if self.quarantine.is_in_use:
             self._take_passed()
-            if len(self.quarantine) > _SPARE:
-                self._wait_for_copies()
+            if len(self.quarantine) > _SPARE:  # a loop that runs far ahead of the GPU leaves the workers without slots
+                until_s = time.monotonic() + _CATCH_UP_S
+                # Nothing passes during a capture, and what the GPU does may depend on what this thread does next.
+                while len(self.quarantine) > _SPARE and time.monotonic() < until_s and not is_capturing():
+                    time.sleep(_LOOK_S)
+                    self._take_passed()
         if self.spec.poison:
             self._poison_free()
 
@@ -206,23 +207,10 @@ class Pool:
         for slot in self.quarantine.passed():
             self._take_back(slot)
 
-    def _wait_for_copies(self) -> None:
-        """Let the GPU catch up: a loop that runs far ahead of it leaves the workers without slots.
-
-        Not for long: what the GPU does may depend on what this thread does next.
-        """
-        with capture_lock:
-            if is_capturing():
-                return  # nothing can pass
-        until_s = time.monotonic() + _CATCH_UP_S
-        while len(self.quarantine) > _SPARE and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
-            self._take_passed()
-
     def _take_back(self, slot: Slot) -> None:
         slot.lease = None
         if slot.fd is None or self._is_closed:
-            self._discard(slot)
+            slot.let_go(self.spec.driver)
         elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free[slot.worker].is_surplus():
             self._give_up(slot)
         else:
@@ -230,21 +218,10 @@ class Pool:
 
     def _give_up(self, slot: Slot | None) -> None:
         """Use a slot no more; its memory goes when the last batch over it is gone."""
-        if slot is None:
-            return
-        if slot.lease is not None:
-            _orphans[slot] = self
-        self._slots.pop(slot.number, None)
-        self._forgotten[slot.worker].append(slot.number)
-        slot.retire()
-        if slot.lease is None:
-            self._discard(slot)
-
-    def _discard(self, slot: Slot) -> None:
-        """Unpin a slot that nothing reads; it is unmapped with the last reference."""
-        slot.retire()
-        _orphans.pop(slot, None)
-        slot.unpin(self.spec.driver)
+        if slot is not None:
+            self._slots.pop(slot.number, None)
+            self._forgotten[slot.worker].append(slot.number)
+            slot.let_go(self.spec.driver)
 
     def next_serial(self) -> int:
         """Return the first of as many numbers as there are workers, for workers that are being started."""
@@ -300,50 +277,22 @@ class Pool:
         if next(self._closings) or os.getpid() != self.pid:
             return
         self._is_closed = True
-        # First what must not be lost if unpinning is interrupted: from now on finalizers release what is lent.
-        _orphans.update((slot, self) for slot in self._slots.values() if slot.lease is not None)
-        self._settling.close()  # before any lease ends: a slot may be pinned at this moment
-        for slot in [slot for slot in list(_orphans) if _orphans.get(slot) is self]:
-            self._watch(slot)
+        unused = {slot for free in self._free for slot in free}.union(*map(dict.values, self._granted))
+        for slot in self.slots:
+            if slot.lease is not None:  # first what must not be lost if unpinning is interrupted
+                slot.let_go(self.spec.driver)
+            elif slot not in unused:  # Ctrl-C, or another thread, was about to lend it or to take it back
+                slot.retire()
+                slot.unpin_later(self.spec.driver)
         self._ended.clear()
-        for slot in self._slots.values():
-            slot.retire()
-        self._discard_unlent()
-        for slot in self.quarantine.drop():
-            _orphans.pop(slot, None)  # only a copy may read it; the reclaiming thread keeps it for that
-            slot.lease = None
-            slot.unpin_later(self.spec.driver)
-        self._slots.clear()
-        self.arrivals.close()
-
-    def _discard_unlent(self) -> None:
-        """Discard the slots that are free or with workers. A batch keeps the pool: it must not keep their memory."""
         for free, granted in zip(self._free, self._granted, strict=True):
-            for slot in (*free, *granted.values()):
-                self._discard(slot)
             free.clear()
             granted.clear()
-        for slot in self.slots:
-            if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
-                slot.unpin_later(self.spec.driver)
-
-    def _watch(self, slot: Slot) -> None:
-        """Have a slot released when its batch is gone, now that `reclaim` is no longer called."""
-        lease = slot.lease
-        window = None if lease is None else lease()
-        if window is not None:
-            slot.watch(window, self._release)
-        elif lease is not None:
-            self._release(lease)
-
-    def _release(self, lease: Lease, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Let go of a slot whose batch ended when, or after, the pool was closed. Also a finalizer, in any thread."""
-        # At the end of Python this module's own names may be gone. Otherwise: in a child that the user forked.
-        if _is_ending() or os.getpid() != self.pid:
-            return
-        _orphans.pop(lease.slot, None)
-        lease.slot.lease = None
-        lease.slot.unpin_later(self.spec.driver)
+        while unused:
+            unused.pop().let_go(self.spec.driver)
+        self.quarantine.drop()
+        self._slots.clear()
+        self.arrivals.close()
 
 
 @cache
