@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numapin.data.pool import PoolSpec
     from numapin.data.slots import Slot
 
+_SIZE: Final = operator.attrgetter("num_bytes")
 IDLE_S: Final = 300.0
 """Longest wait for reuse: re-registering 10 GB every 5 min costs 0.9 to 1.7 % of the time."""
 
@@ -85,13 +86,13 @@ class IdleBlocks:
         if block.nodes is None or block.num_forks != self.num_forks:
             return False
         self._since_s[block] = time.monotonic()  # first: after Ctrl-C in between, `drop` still finds it
-        insort_left(self._by_nodes[block.nodes], block, key=_size_of)  # before equal ones: it is taken first
+        insort_left(self._by_nodes[block.nodes], block, key=_SIZE)  # before equal ones: it is taken first
         return True
 
     def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
         """Return the smallest block on `nodes` that holds this many bytes, and is at most twice as large."""
         blocks = self._by_nodes[nodes]
-        place = bisect_left(blocks, num_bytes, key=_size_of)
+        place = bisect_left(blocks, num_bytes, key=_SIZE)
         if place == len(blocks) or blocks[place].num_bytes > 2 * num_bytes:
             return None
         taken = replace(blocks[place], num_forks=self.num_forks)
@@ -158,13 +159,8 @@ def whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _size_of(block: Locked) -> int:
-    return block.num_bytes
-
-
 # --- the background threads ------------------------------------------------------------------------------------------
 
-_LONGEST_PAUSE_S: Final = 1.0
 _ENDS_S: Final = 2.0
 _NUM_THREADS: Final = 2
 
@@ -269,15 +265,13 @@ class Reclaimer:
             del locked  # the last reference, which unmaps: not after the lock is released
 
     def _run(self) -> None:
-        pause_s, is_waiting = IDLE_S / 5, False
+        num_looks = 0  # that found memory which has to wait
         while True:
+            # Never without a limit: another thread may have taken in what woke this one.
+            pause_s = 0.001 * 2 ** min(num_looks, 10) if num_looks else IDLE_S / 5
             with suppress(Empty):
                 self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to release_unused
-            if self.release_unused():
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_waiting else 0.002
-                is_waiting = True
-            else:  # never without a limit: another thread may have taken in what woke this one
-                pause_s, is_waiting = IDLE_S / 5, False
+            num_looks = num_looks + 1 if self.release_unused() else 0
 
 
 def reclaimer(driver: Driver) -> Reclaimer:
@@ -307,14 +301,18 @@ class Settling:
     def begin(self, slot: Slot) -> None:
         """Have a slot settled on a thread of the process."""
         slot.settled = Event()
-        settler().submit(slot.settled, partial(self._settle, slot))
+        settlers[os.getpid()].submit(slot.settled, partial(self._settle, slot))
 
     def _settle(self, slot: Slot) -> None:
         """Settle a slot; never raises."""
         spec = self._spec
         try:
             if not slot.is_let_go and os.getpid() == self._pid:
-                self._report_first(slot.check(spec.locality))
+                shortfalls = slot.check(spec.locality)
+                if not self._has_reported:  # once: the shares in the texts differ from slot to slot
+                    self._has_reported = bool(shortfalls)
+                    for shortfall in shortfalls:
+                        spec.report(shortfall)
                 with self._pins:
                     if spec.driver is not None and self._can_pin and self._has_room(slot.num_bytes):
                         slot.pin(spec.driver, spec.device)
@@ -326,13 +324,6 @@ class Settling:
             slot.is_settled = True
             if slot.is_let_go:  # nothing else would unpin it any more
                 slot.unpin_later(spec.driver)
-
-    def _report_first(self, shortfalls: tuple[str, ...]) -> None:
-        """Report pages in the wrong place once: the shares in the text differ from slot to slot."""
-        if not self._has_reported:
-            for shortfall in shortfalls:
-                self._has_reported = True
-                self._spec.report(shortfall)
 
     def _has_room(self, num_bytes: int) -> bool:
         budget = self._spec.budget_bytes()
@@ -408,11 +399,4 @@ class Settler:
                 del job  # it may have the last reference to a slot
 
 
-def settler() -> Settler:
-    """Return the one of this process."""
-    return _settler_of(os.getpid())
-
-
-@cache
-def _settler_of(_pid: int) -> Settler:
-    return Settler()
+settlers: Final = defaultdict[int, Settler](Settler)  # by process: a forked child needs its own

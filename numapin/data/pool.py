@@ -24,7 +24,7 @@ from numapin.data.handover import Handover
 from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
 from numapin.data.pinning import Settling
 from numapin.data.quarantine import Quarantine, is_capturing
-from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, ordinary_memory
+from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, map_memfd, ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,8 +85,12 @@ class Pool:
         self._granted: list[dict[int, Slot]] = [{} for _ in range(spec.num_workers)]
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
         self._ended: deque[Lease] = deque()  # appended when a batch is gone, in any thread
-        self._serial = self._num_allowed = 0
+        self._serial = 0
         self._is_closed = False
+        # At most one in four of the process's descriptors belongs to a slot, or one in two if the tasks need them.
+        num_files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_files = sys.maxsize if num_files == resource.RLIM_INFINITY else num_files
+        self._most_slots = min(max(spec.num_workers * spec.prefetch + _SPARE, num_files // 4), num_files // 2)
         _pools[id(self)] = self
         _watch_forks()
         self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
@@ -134,18 +138,25 @@ class Pool:
 
     def _adopt(self, head: Head) -> Slot:
         """Take over a slot that a worker has made."""
+        fd = None
         try:
             fd = self.arrivals.take(head.slot)
-            try:
-                slot = Slot.map(head.slot, fd, head.made_bytes, worker=head.worker)
-                slot.is_settled = not self._settling.is_needed
-                slot.is_inherited = head.slot in head.report.inherited
-                self._slots[slot.number] = slot  # before it is pinned: `close` unpins what is here
-            except BaseException:  # Ctrl-C, too
-                self._slots.pop(head.slot, None)
+            owner = map_memfd(fd, head.made_bytes)
+            slot = Slot(
+                number=head.slot,
+                fd=fd,
+                num_bytes=head.made_bytes,
+                address=owner.data_ptr(),
+                owner=owner,
+                worker=head.worker,
+                is_settled=not self._settling.is_needed,
+                is_inherited=head.slot in head.report.inherited,
+            )
+            self._slots[slot.number] = slot  # before it is pinned: `close` unpins what is here
+        except BaseException:  # Ctrl-C, too
+            self._slots.pop(head.slot, None)
+            if fd is not None:
                 os.close(fd)
-                raise
-        except BaseException:
             self._forgotten[head.worker].append(head.slot)  # it has the slot mapped
             raise
         if not slot.is_settled:
@@ -156,8 +167,10 @@ class Pool:
 
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
-        if len(self._slots) > self._num_allowed:
-            self._limit_slots()
+        if len(self._slots) > self._most_slots:  # the loop keeps batches: give up the oldest
+            lent = [slot for slot in self.slots if slot.lease is not None]
+            for slot in lent[: len(self._slots) - self._most_slots]:
+                self._give_up(slot)
         if self._ended and os.getpid() == self.pid:  # otherwise: in a child that the user forked
             while self._ended:
                 slot = self._ended.popleft().slot
@@ -175,33 +188,11 @@ class Pool:
                     time.sleep(_LOOK_S)
                     self._take_passed()
         if self.spec.poison:
-            self._poison_free()
-
-    def _limit_slots(self) -> None:
-        """If there are too many slots with descriptors, give up the oldest that are lent: the loop keeps their batches.
-
-        At most one in four of the process's descriptors belongs to a slot, or one in two if the tasks need them.
-        """
-        num_files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if num_files == resource.RLIM_INFINITY:
-            num_files = sys.maxsize
-        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
-        excess = len(self._slots) - min(max(usual, num_files // 4), num_files // 2)
-        if excess <= 0:
-            self._num_allowed = len(self._slots)
-            return
-        for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
-            self._give_up(slot)
-
-    def _poison_free(self) -> None:
-        """Poison the free slots to which their workers refer no more.
-
-        Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
-        """
-        for slot in itertools.chain.from_iterable(self._free):
-            if slot.is_unkept:
-                slot.poison()
-                slot.is_unkept = False
+            # Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
+            for slot in itertools.chain.from_iterable(self._free):
+                if slot.is_unkept:
+                    slot.poison()
+                    slot.is_unkept = False
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
@@ -232,22 +223,18 @@ class Pool:
 
     def grant(self, worker: int) -> Grant:
         """Return the grant for a worker's next task: a slot, if one is free, and slots that it will not see again."""
-        slot, free = None, self._free[worker]
+        number, free = NO_SLOT, self._free[worker]
         # With more granted than there are tasks, all of which `balance` may give it, it does not use the slots it gets.
         most = self.spec.num_workers * self.spec.prefetch
-        while free and slot is None and len(self._granted[worker]) <= most:
+        while free and number == NO_SLOT and len(self._granted[worker]) <= most:
             slot = free.pop()
             if slot.is_inherited or not self.sizes.is_useful(slot.num_bytes):
                 self._give_up(slot)
-                slot = None
-        number = NO_SLOT
-        if slot is not None:
-            number = slot.number
-            self._granted[worker][number] = slot
-        forgotten: tuple[int, ...] = ()
-        waiting = self._forgotten[worker]
-        if waiting:  # torch's pin thread may add more meanwhile
-            forgotten = tuple([waiting.popleft() for _ in range(len(waiting))])
+            else:
+                number = slot.number
+                self._granted[worker][number] = slot
+        waiting = self._forgotten[worker]  # torch's pin thread may add more meanwhile
+        forgotten = tuple([waiting.popleft() for _ in range(len(waiting))]) if waiting else ()
         return Grant(number, self.sizes.expected_bytes, forgotten)
 
     def files_of(self, worker: int) -> list[tuple[int, int, int]]:

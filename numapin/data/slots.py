@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from numapin.data.pinning import Locked, reclaimer, settler
+from numapin.data.pinning import Locked, reclaimer, settlers
 from numapin.system import memory, pages
 from numapin.system.calls import call
 
@@ -122,12 +122,6 @@ class Slot:
     pinned_on: int | None = None
     lease: Lease | None = None
 
-    @classmethod
-    def map(cls, number: int, fd: int, num_bytes: int, *, worker: int) -> Slot:
-        """Map a worker's memfd. Raises OSError."""
-        owner = map_memfd(fd, num_bytes)
-        return cls(number=number, fd=fd, num_bytes=num_bytes, address=owner.data_ptr(), owner=owner, worker=worker)
-
     @property
     def is_in_use(self) -> bool:
         """Return whether anything in this process refers to what was lent. Copies may read the slot all the same."""
@@ -166,7 +160,7 @@ class Slot:
     def wait_until_settled(self) -> bool:
         """Wait until the slot is settled; return whether it is pinned."""
         if not self.is_settled and self.settled is not None:
-            settler().finish(self.settled)
+            settlers[os.getpid()].finish(self.settled)
         return self.pinned_on is not None
 
     def poison(self) -> None:

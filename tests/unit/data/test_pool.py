@@ -212,7 +212,7 @@ def test_a_slot_that_cannot_be_mapped(loop: Loopback, monkeypatch: pytest.Monkey
 
     head, _ = loop.post(BATCH)
     with monkeypatch.context() as patch:
-        patch.setattr(seam.slots, "map_memfd", refuse)
+        patch.setattr(seam.pool, "map_memfd", refuse)
         with pytest.raises(type(error)):
             loop.pool.lend(head)
     loop.begin()

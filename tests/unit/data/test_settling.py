@@ -25,7 +25,6 @@ from tests.unit.data.seam import (
     pinning,
     placement,
     share_on,
-    slots,
 )
 from tests.waiting import wait_until
 
@@ -107,8 +106,7 @@ class TestPinning:
         wall, properties = gate
         monkeypatch.setattr(pinning, "_NUM_THREADS", 1)
         one = Settler()
-        monkeypatch.setattr(pinning, "settler", lambda: one)
-        monkeypatch.setattr(slots, "settler", lambda: one)
+        monkeypatch.setitem(pinning.settlers, os.getpid(), one)
         begun: list[int] = []
         pin = Slot.pin
 
@@ -271,7 +269,7 @@ def test_what_is_being_pinned_is_unpinned_again(gate: tuple[Gate, dict[str, Any]
         loop.pool.reclaim()
         assert wall.is_reached.wait(WAIT_S)
     wall.is_open.set()
-    assert wait_until_ended(pinning.settler())
+    assert wait_until_ended(pinning.settlers[os.getpid()])
     assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
     assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
 
@@ -321,12 +319,12 @@ def test_ctrl_c_while_a_slot_is_taken_in(
         assert wall.is_reached.wait(WAIT_S)
         if is_settled:
             wall.is_open.set()
-            assert wait_until_ended(pinning.settler())
+            assert wait_until_ended(pinning.settlers[os.getpid()])
             assert fake_cuda.registered_bytes() == PAGE
         end(loop.pool)
         assert (loop.pool.slots, num_open()) == ((), 0)
         wall.is_open.set()
-        assert wait_until_ended(pinning.settler())
+        assert wait_until_ended(pinning.settlers[os.getpid()])
         assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
         assert fake_cuda.registered_bytes() == 0
 
@@ -347,8 +345,7 @@ class TestThread:
         settler = Settler()
         for lock in settler._idle:
             lock.is_over = True
-        monkeypatch.setattr(pinning, "settler", lambda: settler)
-        monkeypatch.setattr(slots, "settler", lambda: settler)
+        monkeypatch.setitem(pinning.settlers, os.getpid(), settler)
         slot = make_slot()
         Settling(make_spec()).begin(slot)
         assert not slot.wait_until_settled()
