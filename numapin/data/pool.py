@@ -248,9 +248,8 @@ class Pool:
     def recover(self) -> None:
         """Take back the slots that the workers had. Only when they are all gone."""
         self.arrivals.discard()
-        for granted, forgotten in zip(self._granted, self._forgotten, strict=True):
-            for slot in granted.values():
-                self._free[slot.worker].append(slot)
+        for free, granted, forgotten in zip(self._free, self._granted, self._forgotten, strict=True):
+            free.extend(granted.values())
             granted.clear()
             forgotten.clear()
         for slot in set(self.slots).difference(*self._free):
@@ -264,19 +263,21 @@ class Pool:
         if next(self._closings) or os.getpid() != self.pid:
             return
         self._is_closed = True
-        unused = {slot for free in self._free for slot in free}.union(*map(dict.values, self._granted))
+        others = []
         for slot in self.slots:
-            if slot.lease is not None:  # first what must not be lost if unpinning is interrupted
+            if slot.lease is None:
+                others.append(slot)
+            else:  # first what must not be lost if unpinning is interrupted
                 slot.let_go(self.spec.driver)
-            elif slot not in unused:  # Ctrl-C, or another thread, was about to lend it or to take it back
-                slot.retire()
-                slot.unpin_later(self.spec.driver)
         self._ended.clear()
         for free, granted in zip(self._free, self._granted, strict=True):
+            for slot in (*free, *granted.values()):
+                slot.let_go(self.spec.driver)
             free.clear()
             granted.clear()
-        while unused:
-            unused.pop().let_go(self.spec.driver)
+        for slot in others:  # Ctrl-C, or another thread, was about to lend it or to take it back
+            slot.retire()
+            slot.unpin_later(self.spec.driver)
         self.quarantine.drop()
         self._slots.clear()
         self.arrivals.close()

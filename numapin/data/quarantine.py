@@ -106,16 +106,14 @@ class Quarantine(Generic[Held]):
         """Take in memory that nothing refers to."""
         self._waiting.append(held)
 
-    def drop(self) -> list[Held]:
-        """Return and forget all that is held back; copies may still read it."""
+    def drop(self) -> None:
+        """Forget all that is held back; copies may still read it."""
         driver = self._find_driver() if self._covered else None  # a finalizer must not load it
-        dropped, self._waiting = self._waiting, []
+        self._waiting.clear()
         while self._covered:
-            events, held = self._covered.popleft()
-            dropped += held
+            events, _held = self._covered.popleft()
             if driver is not None:
                 driver.recycle(*events)
-        return dropped
 
     def passed(self) -> list[Held]:
         """Return and forget the memory that no copy can read any more. It never blocks, but on drivers before R555.
