@@ -239,6 +239,29 @@ def test_a_loop_may_keep_more_batches_than_files(
         assert torch.equal(lent(loop, -BATCH), -BATCH)
 
 
+def test_batches_beyond_the_limit_stay_pinned_until_they_end(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool forgets their slots, which are unpinned once a batch is gone and no copy reads it."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    before = placement.PINNED.total
+    with loopback(**gpu()) as loop:
+        kept = [lent(loop, BATCH + number) for number in range(40)]
+        loop.pool.reclaim()
+        assert len(loop.pool.slots) == 16
+        assert wait_until(lambda: fake_cuda.registered_bytes() == 40 * PAGE, limit_s=WAIT_S)
+        fake_cuda.hold_events()
+        del kept[:24]
+        assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept, 24))
+        assert fake_cuda.registered_bytes() == 40 * PAGE
+        fake_cuda.set(hold_events=0)
+        assert wait_until(lambda: fake_cuda.registered_bytes() == 16 * PAGE, limit_s=WAIT_S)
+        kept.clear()
+        loop.pool.reclaim()
+    assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
+    assert fake_cuda.registered_bytes() == 0
+
+
 def test_without_memory_the_size_is_learned_all_the_same(loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on address space may forbid the first slot, whose size is unknown, and no other."""
     monkeypatch.setattr(seam.packing, "_UNKNOWN_BYTES", 1 << 49)

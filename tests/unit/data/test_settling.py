@@ -366,6 +366,25 @@ class TestThread:
         assert done == [1, 2]
         assert not settler._jobs
 
+    def test_ctrl_c_in_a_job_that_runs_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a thread the loop does the jobs; after Ctrl-C in one, the next to wait does those behind it."""
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        settler, done, overs = Settler(), list[int](), [threading.Event() for _ in range(3)]
+        monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
+        settler.submit(overs[0], interrupt)
+        settler.submit(overs[1], partial(done.append, 1))
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            settler.submit(overs[2], partial(done.append, 2))
+        settler.finish(overs[2])
+        assert (done, all(over.is_set() for over in overs)) == ([2, 1], True)
+
     def test_a_defect_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is reported as any error in a thread, and the jobs behind it are done."""
         settler, done, reported = Settler(), list[int](), []
