@@ -118,9 +118,7 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
         locked = ours.take(home.nodes, size)
         if locked is None and ours.idle.num_bytes:  # beside them, the new memory may be too much
             room = read_room(_LIVE, nodes=home.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
-            excess = max(ours.idle.excess_bytes, 0 if room is None else size - room)
-            if excess:
-                ours.trim(excess)
+            ours.trim(max(ours.idle.excess_bytes, 0 if room is None else size - room))
         while locked is None:
             try:
                 locked, shortfalls = _lock(ours, cuda, size, home, device)
@@ -146,7 +144,7 @@ def _lock(ours: Reclaimer, cuda: Driver, num_bytes: int, home: Locality, device:
     num_forks = ours.idle.num_forks
     memory, placement = _map(num_bytes, home)
     address = address_of(memory)
-    is_elsewhere = bool(home.nodes and placement.pages) and not home.nodes.issuperset(placement.pages or ())
+    is_elsewhere = bool(home.nodes) and not home.nodes.issuperset(placement.pages or ())
     locked = Locked(
         memory=memory,
         address=address,
@@ -301,24 +299,19 @@ def _place_staged(serving: ExitStack) -> None:
 
     def pin_memory(data_ptr: int, size: int) -> None:
         home = _home(None, torch.cuda.current_device())
-        if size >= _OF_ITS_OWN and home.nodes and home.num_machine_nodes > 1:
-            first = whole_pages(data_ptr)
-            _bring(first, (data_ptr + size) // mmap.PAGESIZE * mmap.PAGESIZE - first, home)
+        first, end = whole_pages(data_ptr), (data_ptr + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        is_placed = size >= _OF_ITS_OWN and home.nodes and home.num_machine_nodes > 1
+        # The contents may be zeroed. What malloc has used before has its pages already: these are moved.
+        if is_placed and _place(first, end - first, home).shortfalls:
+            with suppress(OSError):  # reported as pages that are elsewhere
+                pages = range(first, end, mmap.PAGESIZE)
+                move_pages(os.getpid(), pages, min(home.nodes), within=home.nodes)
+            found = check(first, end - first, nodes=home.nodes, num_machine_nodes=home.num_machine_nodes)
+            for shortfall in found.shortfalls:
+                warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=2)
         register(data_ptr, size)
 
     _substitute(module, "pin_memory", pin_memory, serving)
-
-
-def _bring(address: int, num_bytes: int, home: Locality) -> None:
-    """Have pages on the home's nodes, also if malloc has used them before; their contents may be zeroed."""
-    shortfalls = _place(address, num_bytes, home).shortfalls
-    if shortfalls:
-        with suppress(OSError):  # reported as pages that are elsewhere
-            addresses = range(address, address + num_bytes, mmap.PAGESIZE)
-            move_pages(os.getpid(), addresses, min(home.nodes), within=home.nodes)
-        found = check(address, num_bytes, nodes=home.nodes, num_machine_nodes=home.num_machine_nodes)
-        for shortfall in found.shortfalls:
-            warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
 
 
 def _substitute(owner: object, name: str, value: object, serving: ExitStack) -> None:

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 from bisect import bisect_left, insort_left
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numapin.data.pool import PoolSpec
     from numapin.data.slots import Slot
 
+_SIZE: Final = operator.attrgetter("num_bytes")
 IDLE_S: Final = 300.0
 """Longest wait for reuse: re-registering 10 GB every 5 min costs 0.9 to 1.7 % of the time."""
 
@@ -85,13 +86,13 @@ class IdleBlocks:
         if block.nodes is None or block.num_forks != self.num_forks:
             return False
         self._since_s[block] = time.monotonic()  # first: after Ctrl-C in between, `drop` still finds it
-        insort_left(self._by_nodes[block.nodes], block, key=_size_of)  # before equal ones: it is taken first
+        insort_left(self._by_nodes[block.nodes], block, key=_SIZE)  # before equal ones: it is taken first
         return True
 
     def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
         """Return the smallest block on `nodes` that holds this many bytes, and is at most twice as large."""
         blocks = self._by_nodes[nodes]
-        place = bisect_left(blocks, num_bytes, key=_size_of)
+        place = bisect_left(blocks, num_bytes, key=_SIZE)
         if place == len(blocks) or blocks[place].num_bytes > 2 * num_bytes:
             return None
         taken = replace(blocks[place], num_forks=self.num_forks)
@@ -158,13 +159,8 @@ def whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _size_of(block: Locked) -> int:
-    return block.num_bytes
-
-
 # --- the background threads ------------------------------------------------------------------------------------------
 
-_LONGEST_PAUSE_S: Final = 1.0
 _ENDS_S: Final = 2.0
 _NUM_THREADS: Final = 2
 
@@ -269,15 +265,13 @@ class Reclaimer:
             del locked  # the last reference, which unmaps: not after the lock is released
 
     def _run(self) -> None:
-        pause_s, is_waiting = IDLE_S / 5, False
+        num_looks = 0  # that found memory which has to wait
         while True:
+            # Never without a limit: another thread may have taken in what woke this one.
+            pause_s = 0.001 * 2 ** min(num_looks, 10) if num_looks else IDLE_S / 5
             with suppress(Empty):
                 self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to release_unused
-            if self.release_unused():
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_waiting else 0.002
-                is_waiting = True
-            else:  # never without a limit: another thread may have taken in what woke this one
-                pause_s, is_waiting = IDLE_S / 5, False
+            num_looks = num_looks + 1 if self.release_unused() else 0
 
 
 def reclaimer(driver: Driver) -> Reclaimer:
@@ -296,8 +290,8 @@ class Settling:
 
     def __init__(self, spec: PoolSpec) -> None:
         self._spec, self._pid = spec, os.getpid()
-        self._can_pin, self._pins = spec.driver is not None, threading.Lock()
-        self._is_over_budget = self._has_reported = self._is_closed = False
+        self._can_pin, self._pins = spec.driver is not None, Lock()
+        self._is_over_budget = self._has_reported = False
 
     @property
     def is_needed(self) -> bool:
@@ -306,19 +300,19 @@ class Settling:
 
     def begin(self, slot: Slot) -> None:
         """Have a slot settled on a thread of the process."""
-        slot.settlement = Settlement(partial(self._settle, slot))
-        _settler().submit(slot.settlement)
-
-    def close(self) -> None:
-        """Pin no more slots; those that are being pinned are unpinned again."""
-        self._is_closed = True
+        slot.settled = Event()
+        settlers[os.getpid()].submit(slot.settled, partial(self._settle, slot))
 
     def _settle(self, slot: Slot) -> None:
         """Settle a slot; never raises."""
         spec = self._spec
         try:
-            if not self._is_given_up(slot) and os.getpid() == self._pid:
-                self._report_first(slot.check(spec.locality))
+            if not slot.is_let_go and os.getpid() == self._pid:
+                shortfalls = slot.check(spec.locality)
+                if not self._has_reported:  # once: the shares in the texts differ from slot to slot
+                    self._has_reported = bool(shortfalls)
+                    for shortfall in shortfalls:
+                        spec.report(shortfall)
                 with self._pins:
                     if spec.driver is not None and self._can_pin and self._has_room(slot.num_bytes):
                         slot.pin(spec.driver, spec.device)
@@ -328,18 +322,8 @@ class Settling:
             spec.report(f"batches are not pinned from now on: {reason}")
         finally:
             slot.is_settled = True
-            if self._is_given_up(slot):  # nothing else would unpin it any more
+            if slot.is_let_go:  # nothing else would unpin it any more
                 slot.unpin_later(spec.driver)
-
-    def _is_given_up(self, slot: Slot) -> bool:
-        return slot.lease is None and (self._is_closed or slot.fd is None)
-
-    def _report_first(self, shortfalls: tuple[str, ...]) -> None:
-        """Report pages in the wrong place once: the shares in the text differ from slot to slot."""
-        if not self._has_reported:
-            for shortfall in shortfalls:
-                self._has_reported = True
-                self._spec.report(shortfall)
 
     def _has_room(self, num_bytes: int) -> bool:
         budget = self._spec.budget_bytes()
@@ -355,70 +339,44 @@ class Settling:
         return False
 
 
-class Settlement:
-    """The settling of one slot, for those who wait for it."""
-
-    def __init__(self, settle: Callable[[], None]) -> None:
-        self._settle: Callable[[], None] | None = settle
-        self._is_done = threading.Event()
-
-    def run(self) -> None:
-        """Settle the slot."""
-        try:
-            if self._settle is not None:
-                self._settle()
-        finally:
-            self.drop()
-
-    def drop(self) -> None:
-        """Wake all waiters and forget the slot, which refers to this."""
-        self._settle = None
-        self._is_done.set()
-
-    def finish(self) -> None:
-        """Wait until the slot is settled, before others."""
-        if not self._is_done.is_set():
-            _settler().hurry(self)
-            self._is_done.wait()
-
-
-class _Settler:
+class Settler:
     """Two threads, which exist while there is work: one pins while the other maps the next slot's pages."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Settlement] = deque()
-        self._lock = threading.Lock()
+        self._jobs: OrderedDict[Event, Callable[[], None]] = OrderedDict()  # by what is set when one is over
+        self._lock = Lock()
         self._idle = [ExitLock() for _ in range(_NUM_THREADS)]  # of threads that do not run
 
-    def submit(self, job: Settlement) -> None:
-        """Have a job run, the oldest first. If no thread can be started, it runs here."""
+    def submit(self, over: Event, job: Callable[[], None]) -> None:
+        """Have a job run, the oldest first, and then set `over`. If no thread can be started, it runs here."""
         with self._lock:
-            self._jobs.append(job)
+            self._jobs[over] = job
         self._serve()
 
-    def hurry(self, job: Settlement) -> None:
-        """Let a job be the next one, if it has not begun."""
-        with self._lock:
-            if job not in self._jobs:
-                return
-            self._jobs.remove(job)
-            self._jobs.appendleft(job)
-        self._serve()  # Ctrl-C may have kept the thread that was meant for it from starting
+    def finish(self, over: Event) -> None:
+        """Wait for the end of a job, which is the next one if it has not begun."""
+        if over in self._jobs:
+            with self._lock, suppress(KeyError):  # it has begun meanwhile
+                self._jobs.move_to_end(over, last=False)
+            self._serve()  # Ctrl-C may have kept the thread that was meant for it from starting
+        over.wait()
 
     def _serve(self) -> None:
         """Start another thread, up to the limit; if none runs and none can be started, run the jobs here."""
         if not self._idle:
             return
         try:
-            threading.Thread(target=self._run, name="numapin-settle", daemon=True).start()
+            Thread(target=self._run, name="numapin-settle", daemon=True).start()
         except RuntimeError:
-            with self._lock:
-                if len(self._idle) < _NUM_THREADS:
-                    return
-                jobs = list(self._jobs)
-                self._jobs.clear()
-            for each in jobs:
-                each.run()
+            while len(self._idle) == _NUM_THREADS:
+                with self._lock:
+                    if not self._jobs:
+                        return
+                    over, job = self._jobs.popitem(last=False)
+                try:
+                    job()
+                finally:
+                    over.set()
 
     def _run(self) -> None:
         with self._lock:
@@ -430,23 +388,15 @@ class _Settler:
                 if not self._jobs:
                     self._idle.append(lock)
                     return
-                job = self._jobs.popleft()
+                over, job = self._jobs.popitem(last=False)
             with lock.lock:
                 try:
-                    if lock.is_over:
-                        job.drop()
-                    else:
-                        job.run()
+                    if not lock.is_over:
+                        job()
                 except BaseException:  # noqa: BLE001 - a defect: report it, and do the other jobs
                     threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                over.set()
                 del job  # it may have the last reference to a slot
 
 
-def _settler() -> _Settler:
-    """Return the one of this process."""
-    return _settler_of(os.getpid())
-
-
-@cache
-def _settler_of(_pid: int) -> _Settler:
-    return _Settler()
+settlers: Final = defaultdict[int, Settler](Settler)  # by process: a forked child needs its own

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 from numapin.data.handover import Handover
 from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
 from numapin.data.pinning import Settling
-from numapin.data.quarantine import Quarantine, capture_lock, is_capturing
-from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, ordinary_memory
+from numapin.data.quarantine import Quarantine, is_capturing
+from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, map_memfd, ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +69,6 @@ class PoolSpec:
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
-_orphans: dict[Slot, Pool] = {}  # given up while lent: they live until their batch is gone
 
 
 class Pool:
@@ -86,8 +85,12 @@ class Pool:
         self._granted: list[dict[int, Slot]] = [{} for _ in range(spec.num_workers)]
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
         self._ended: deque[Lease] = deque()  # appended when a batch is gone, in any thread
-        self._serial = self._num_allowed = 0
+        self._serial = 0
         self._is_closed = False
+        # At most one in four of the process's descriptors belongs to a slot, or one in two if the tasks need them.
+        num_files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        num_files = sys.maxsize if num_files == resource.RLIM_INFINITY else num_files
+        self._most_slots = min(max(spec.num_workers * spec.prefetch + _SPARE, num_files // 4), num_files // 2)
         _pools[id(self)] = self
         _watch_forks()
         self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
@@ -124,9 +127,7 @@ class Pool:
         slot.is_unkept = False
         view = slot.lend(head.slot_bytes, self._ended.append)
         if self._is_closed:  # meanwhile, by another thread
-            slot.retire()
-            _orphans[slot] = self
-            self._watch(slot)
+            slot.let_go(self.spec.driver)
         return view, slot
 
     def note_inherited(self, head: Head) -> None:
@@ -137,18 +138,25 @@ class Pool:
 
     def _adopt(self, head: Head) -> Slot:
         """Take over a slot that a worker has made."""
+        fd = None
         try:
             fd = self.arrivals.take(head.slot)
-            try:
-                slot = Slot.map(head.slot, fd, head.made_bytes, worker=head.worker)
-                slot.is_settled = not self._settling.is_needed
-                slot.is_inherited = head.slot in head.report.inherited
-                self._slots[slot.number] = slot  # before it is pinned: `close` unpins what is here
-            except BaseException:  # Ctrl-C, too
-                self._slots.pop(head.slot, None)
+            owner = map_memfd(fd, head.made_bytes)
+            slot = Slot(
+                number=head.slot,
+                fd=fd,
+                num_bytes=head.made_bytes,
+                address=owner.data_ptr(),
+                owner=owner,
+                worker=head.worker,
+                is_settled=not self._settling.is_needed,
+                is_inherited=head.slot in head.report.inherited,
+            )
+            self._slots[slot.number] = slot  # before it is pinned: `close` unpins what is here
+        except BaseException:  # Ctrl-C, too
+            self._slots.pop(head.slot, None)
+            if fd is not None:
                 os.close(fd)
-                raise
-        except BaseException:
             self._forgotten[head.worker].append(head.slot)  # it has the slot mapped
             raise
         if not slot.is_settled:
@@ -159,70 +167,41 @@ class Pool:
 
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
-        if len(self._slots) > self._num_allowed:
-            self._limit_slots()
+        if len(self._slots) > self._most_slots:  # the loop keeps batches: give up the oldest
+            lent = [slot for slot in self.slots if slot.lease is not None]
+            for slot in lent[: len(self._slots) - self._most_slots]:
+                self._give_up(slot)
         if self._ended and os.getpid() == self.pid:  # otherwise: in a child that the user forked
             while self._ended:
                 slot = self._ended.popleft().slot
                 # A copy from a pageable slot has read it when its call returns.
-                if slot.is_private or slot.pinned_on is None or self.spec.reader() is None:
+                if slot.is_private or slot.pinned_on is None:
                     self._take_back(slot)
                 else:
                     self.quarantine.admit(slot)
         if self.quarantine.is_in_use:
             self._take_passed()
-            if len(self.quarantine) > _SPARE:
-                self._wait_for_copies()
+            if len(self.quarantine) > _SPARE:  # a loop that runs far ahead of the GPU leaves the workers without slots
+                until_s = time.monotonic() + _CATCH_UP_S
+                # Nothing passes during a capture, and what the GPU does may depend on what this thread does next.
+                while len(self.quarantine) > _SPARE and time.monotonic() < until_s and not is_capturing():
+                    time.sleep(_LOOK_S)
+                    self._take_passed()
         if self.spec.poison:
-            self._poison_free()
-
-    def _limit_slots(self) -> None:
-        """If there are too many slots with descriptors, give up the oldest that are lent: the loop keeps their batches.
-
-        At most one in four of the process's descriptors belongs to a slot, or one in two if the tasks need them.
-        """
-        num_files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if num_files == resource.RLIM_INFINITY:
-            num_files = sys.maxsize
-        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
-        excess = len(self._slots) - min(max(usual, num_files // 4), num_files // 2)
-        if excess <= 0:
-            self._num_allowed = len(self._slots)
-            return
-        for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
-            self._give_up(slot)
-
-    def _poison_free(self) -> None:
-        """Poison the free slots to which their workers refer no more.
-
-        Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
-        """
-        for slot in itertools.chain.from_iterable(self._free):
-            if slot.is_unkept:
-                slot.poison()
-                slot.is_unkept = False
+            # Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
+            for slot in itertools.chain.from_iterable(self._free):
+                if slot.is_unkept:
+                    slot.poison()
+                    slot.is_unkept = False
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
             self._take_back(slot)
 
-    def _wait_for_copies(self) -> None:
-        """Let the GPU catch up: a loop that runs far ahead of it leaves the workers without slots.
-
-        Not for long: what the GPU does may depend on what this thread does next.
-        """
-        with capture_lock:
-            if is_capturing():
-                return  # nothing can pass
-        until_s = time.monotonic() + _CATCH_UP_S
-        while len(self.quarantine) > _SPARE and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
-            self._take_passed()
-
     def _take_back(self, slot: Slot) -> None:
         slot.lease = None
         if slot.fd is None or self._is_closed:
-            self._discard(slot)
+            slot.let_go(self.spec.driver)
         elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free[slot.worker].is_surplus():
             self._give_up(slot)
         else:
@@ -230,21 +209,10 @@ class Pool:
 
     def _give_up(self, slot: Slot | None) -> None:
         """Use a slot no more; its memory goes when the last batch over it is gone."""
-        if slot is None:
-            return
-        if slot.lease is not None:
-            _orphans[slot] = self
-        self._slots.pop(slot.number, None)
-        self._forgotten[slot.worker].append(slot.number)
-        slot.retire()
-        if slot.lease is None:
-            self._discard(slot)
-
-    def _discard(self, slot: Slot) -> None:
-        """Unpin a slot that nothing reads; it is unmapped with the last reference."""
-        slot.retire()
-        _orphans.pop(slot, None)
-        slot.unpin(self.spec.driver)
+        if slot is not None:
+            self._slots.pop(slot.number, None)
+            self._forgotten[slot.worker].append(slot.number)
+            slot.let_go(self.spec.driver)
 
     def next_serial(self) -> int:
         """Return the first of as many numbers as there are workers, for workers that are being started."""
@@ -255,22 +223,18 @@ class Pool:
 
     def grant(self, worker: int) -> Grant:
         """Return the grant for a worker's next task: a slot, if one is free, and slots that it will not see again."""
-        slot, free = None, self._free[worker]
+        number, free = NO_SLOT, self._free[worker]
         # With more granted than there are tasks, all of which `balance` may give it, it does not use the slots it gets.
         most = self.spec.num_workers * self.spec.prefetch
-        while free and slot is None and len(self._granted[worker]) <= most:
+        while free and number == NO_SLOT and len(self._granted[worker]) <= most:
             slot = free.pop()
             if slot.is_inherited or not self.sizes.is_useful(slot.num_bytes):
                 self._give_up(slot)
-                slot = None
-        number = NO_SLOT
-        if slot is not None:
-            number = slot.number
-            self._granted[worker][number] = slot
-        forgotten: tuple[int, ...] = ()
-        waiting = self._forgotten[worker]
-        if waiting:  # torch's pin thread may add more meanwhile
-            forgotten = tuple([waiting.popleft() for _ in range(len(waiting))])
+            else:
+                number = slot.number
+                self._granted[worker][number] = slot
+        waiting = self._forgotten[worker]  # torch's pin thread may add more meanwhile
+        forgotten = tuple([waiting.popleft() for _ in range(len(waiting))]) if waiting else ()
         return Grant(number, self.sizes.expected_bytes, forgotten)
 
     def files_of(self, worker: int) -> list[tuple[int, int, int]]:
@@ -284,9 +248,8 @@ class Pool:
     def recover(self) -> None:
         """Take back the slots that the workers had. Only when they are all gone."""
         self.arrivals.discard()
-        for granted, forgotten in zip(self._granted, self._forgotten, strict=True):
-            for slot in granted.values():
-                self._free[slot.worker].append(slot)
+        for free, granted, forgotten in zip(self._free, self._granted, self._forgotten, strict=True):
+            free.extend(granted.values())
             granted.clear()
             forgotten.clear()
         for slot in set(self.slots).difference(*self._free):
@@ -300,50 +263,24 @@ class Pool:
         if next(self._closings) or os.getpid() != self.pid:
             return
         self._is_closed = True
-        # First what must not be lost if unpinning is interrupted: from now on finalizers release what is lent.
-        _orphans.update((slot, self) for slot in self._slots.values() if slot.lease is not None)
-        self._settling.close()  # before any lease ends: a slot may be pinned at this moment
-        for slot in [slot for slot in list(_orphans) if _orphans.get(slot) is self]:
-            self._watch(slot)
+        others = []
+        for slot in self.slots:
+            if slot.lease is None:
+                others.append(slot)
+            else:  # first what must not be lost if unpinning is interrupted
+                slot.let_go(self.spec.driver)
         self._ended.clear()
-        for slot in self._slots.values():
-            slot.retire()
-        self._discard_unlent()
-        for slot in self.quarantine.drop():
-            _orphans.pop(slot, None)  # only a copy may read it; the reclaiming thread keeps it for that
-            slot.lease = None
-            slot.unpin_later(self.spec.driver)
-        self._slots.clear()
-        self.arrivals.close()
-
-    def _discard_unlent(self) -> None:
-        """Discard the slots that are free or with workers. A batch keeps the pool: it must not keep their memory."""
         for free, granted in zip(self._free, self._granted, strict=True):
             for slot in (*free, *granted.values()):
-                self._discard(slot)
+                slot.let_go(self.spec.driver)
             free.clear()
             granted.clear()
-        for slot in self.slots:
-            if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
-                slot.unpin_later(self.spec.driver)
-
-    def _watch(self, slot: Slot) -> None:
-        """Have a slot released when its batch is gone, now that `reclaim` is no longer called."""
-        lease = slot.lease
-        window = None if lease is None else lease()
-        if window is not None:
-            slot.watch(window, self._release)
-        elif lease is not None:
-            self._release(lease)
-
-    def _release(self, lease: Lease, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Let go of a slot whose batch ended when, or after, the pool was closed. Also a finalizer, in any thread."""
-        # At the end of Python this module's own names may be gone. Otherwise: in a child that the user forked.
-        if _is_ending() or os.getpid() != self.pid:
-            return
-        _orphans.pop(lease.slot, None)
-        lease.slot.lease = None
-        lease.slot.unpin_later(self.spec.driver)
+        for slot in others:  # Ctrl-C, or another thread, was about to lend it or to take it back
+            slot.retire()
+            slot.unpin_later(self.spec.driver)
+        self.quarantine.drop()
+        self._slots.clear()
+        self.arrivals.close()
 
 
 @cache

@@ -50,8 +50,8 @@ def watch_captures() -> None:
         if graphs in _watched:
             return
         _watched.add(graphs)
-        for name, watch in (("capture_begin", _begins), ("capture_end", _ends), ("reset", _ends)):
-            setattr(graphs, name, watch(getattr(graphs, name)))
+        for name in ("capture_begin", "capture_end", "reset"):
+            setattr(graphs, name, _watching(getattr(graphs, name), begins=name == "capture_begin"))
 
 
 def is_capturing() -> bool:
@@ -59,29 +59,21 @@ def is_capturing() -> bool:
     return bool(_capturing.data)  # the set's own len() is written in Python, and each batch comes here
 
 
-def _begins(method: Callable[..., None]) -> Callable[..., None]:
+def _watching(method: Callable[..., None], *, begins: bool) -> Callable[..., None]:
     @wraps(method)
-    def capture_begin(graph: object, *args: object, **kwargs: object) -> None:
-        with capture_lock:
-            _capturing.add(graph)
+    def watching(graph: object, *args: object, **kwargs: object) -> None:
+        if begins:
+            with capture_lock:
+                _capturing.add(graph)
         try:
             method(graph, *args, **kwargs)
-        except BaseException:
+        except BaseException:  # a capture that could not begin, or whose end failed, is over
             _capturing.discard(graph)
             raise
-
-    return capture_begin
-
-
-def _ends(method: Callable[..., None]) -> Callable[..., None]:
-    @wraps(method)
-    def capture_end(graph: object, *args: object, **kwargs: object) -> None:
-        try:
-            method(graph, *args, **kwargs)
-        finally:
+        if not begins:
             _capturing.discard(graph)
 
-    return capture_end
+    return watching
 
 
 class Quarantine(Generic[Held]):
@@ -106,16 +98,14 @@ class Quarantine(Generic[Held]):
         """Take in memory that nothing refers to."""
         self._waiting.append(held)
 
-    def drop(self) -> list[Held]:
-        """Return and forget all that is held back; copies may still read it."""
+    def drop(self) -> None:
+        """Forget all that is held back; copies may still read it."""
         driver = self._find_driver() if self._covered else None  # a finalizer must not load it
-        dropped, self._waiting = self._waiting, []
+        self._waiting.clear()
         while self._covered:
-            events, held = self._covered.popleft()
-            dropped += held
+            events, _held = self._covered.popleft()
             if driver is not None:
                 driver.recycle(*events)
-        return dropped
 
     def passed(self) -> list[Held]:
         """Return and forget the memory that no copy can read any more. It never blocks, but on drivers before R555.

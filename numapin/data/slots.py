@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from numapin.data.pinning import Locked, reclaimer
+from numapin.data.pinning import Locked, reclaimer, settlers
 from numapin.system import memory, pages
 from numapin.system.calls import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from threading import Event
 
     from numapin.data.locality import Locality
-    from numapin.data.pinning import Settlement
     from numapin.system.cuda import Driver
-    from numapin.system.memory import Window
 
 ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
 
@@ -32,8 +31,6 @@ _TAIL: Final = 10  # one batch in this many may be larger than expected; a singl
 _MAX_RATIO: Final = 2  # a slot may be this many times as large as the expected size
 _STEPS: Final = 8  # sizes of slots per power of two, so that batches of slightly different sizes share slots
 _REVIEW_EVERY: Final = 64  # returned slots between two looks at how many were never in use
-_MADV_DONTFORK: Final = 10
-_MADV_DOFORK: Final = 11
 _POISON: Final = 0xA5
 
 
@@ -77,10 +74,10 @@ def fault_in(tensor: torch.Tensor, advice: int = memory.MADV_POPULATE_WRITE) -> 
 def hide_from_children(tensor: torch.Tensor, *, hide: bool) -> None:
     """Keep a mapping out of children that are forked from now on, or let them inherit it again."""
     with suppress(OSError):
-        call("madvise", tensor.data_ptr(), tensor.nbytes, _MADV_DONTFORK if hide else _MADV_DOFORK)
+        call("madvise", tensor.data_ptr(), tensor.nbytes, mmap.MADV_DONTFORK if hide else mmap.MADV_DOFORK)
 
 
-class Lease(weakref.ref["Window"]):
+class Lease(weakref.ref[memory.Window]):
     """A weak reference to the memory that a batch uses, which knows its slot.
 
     Its callback should be a function of C: Ctrl-C that arrives in a callback of Python's is lost.
@@ -102,8 +99,9 @@ class Slot:
         is_private: Whether only our own copies read what was lent. They refer to it until they have ended.
         is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
         is_inherited: Whether a child that was forked may read what was lent.
+        is_let_go: Whether nothing here refers to it, and it is never lent again, so that it must not be pinned.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
-        settlement: What waits for that; None: nothing has to be done, or it is done.
+        settled: What is set then, or when Python ends first. None: it has not been asked for.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
     """
@@ -116,18 +114,13 @@ class Slot:
     worker: int
     is_private: bool = False
     is_unkept: bool = False
+    is_let_go: bool = False
     is_settled: bool = False
-    settlement: Settlement | None = None
+    settled: Event | None = None
     is_inherited: bool = False
     pages: Mapping[int | None, int] | None = None
     pinned_on: int | None = None
     lease: Lease | None = None
-
-    @classmethod
-    def map(cls, number: int, fd: int, num_bytes: int, *, worker: int) -> Slot:
-        """Map a worker's memfd. Raises OSError."""
-        owner = map_memfd(fd, num_bytes)
-        return cls(number=number, fd=fd, num_bytes=num_bytes, address=owner.data_ptr(), owner=owner, worker=worker)
 
     @property
     def is_in_use(self) -> bool:
@@ -143,14 +136,10 @@ class Slot:
         """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""
         window = memory.window(self.address, self.num_bytes, owner=self.owner)
         self.is_private = False
-        self.watch(window, note_end)
-        return memory.view_of(window)[:num_bytes]
-
-    def watch(self, window: Window, note_end: Callable[[Lease], None]) -> None:
-        """Have `note_end`, and no function named before, called when nothing refers to what was lent any more."""
         lease = Lease(window, note_end)
         lease.slot = self
         self.lease = lease
+        return memory.view_of(window)[:num_bytes]
 
     def check(self, locality: Locality) -> tuple[str, ...]:
         """Map all pages and ask where they lie; return the shortfalls. Raises OSError."""
@@ -170,9 +159,8 @@ class Slot:
 
     def wait_until_settled(self) -> bool:
         """Wait until the slot is settled; return whether it is pinned."""
-        if self.settlement is not None:
-            self.settlement.finish()
-            self.settlement = None
+        if not self.is_settled and self.settled is not None:
+            settlers[os.getpid()].finish(self.settled)
         return self.pinned_on is not None
 
     def poison(self) -> None:
@@ -186,17 +174,29 @@ class Slot:
         if fd is not None:
             os.close(fd)
 
-    def unpin(self, driver: Driver | None) -> None:
-        """Unpin at once. Only when no device can be reading."""
-        if self.pinned_on is not None and driver is not None:
+    def let_go(self, driver: Driver | None) -> None:
+        """Use the slot no more: unpin it now if it is not lent, else later. The last reference unmaps it."""
+        self.retire()
+        lease = self.lease
+        if lease is None:
+            self.is_let_go = True  # first: whoever pins it at this moment unpins it again
             device, self.pinned_on = self.pinned_on, None
-            driver.unregister(device, self.address)
-            pages.PINNED.remove(self.num_bytes)
+            if device is not None and driver is not None:
+                driver.unregister(device, self.address)
+                pages.PINNED.remove(self.num_bytes)
+            return
+        window = lease()
+        if window is None:  # a copy may still read it
+            self.unpin_later(driver)
+        elif driver is not None:
+            weakref.finalize(window, self.unpin_later, driver).atexit = False  # at exit the driver releases all
+        self.lease = None  # the pool hears no more of it
 
     def unpin_later(self, driver: Driver | None) -> None:
         """Have the process's reclaiming thread unpin the memory once no device can be reading it. For finalizers."""
+        self.is_let_go = True
         device, self.pinned_on = self.pinned_on, None  # first: two threads may be here at once
-        if device is not None and driver is not None:
+        if device is not None and driver is not None and driver.pid == os.getpid():  # not in a forked child
             locked = Locked(memory=self.owner, address=self.address, num_bytes=self.num_bytes, device=device)
             reclaimer(driver).add(locked)
 

@@ -22,7 +22,7 @@ from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind, Memory
 from numapin.plan.usable import UsableMachine
 from numapin.topology.address import pci_order
-from numapin.topology.model import NodeKind
+from numapin.topology.model import GpuVendor, NodeKind
 from numapin.topology.vendors import support_of
 
 if TYPE_CHECKING:
@@ -442,6 +442,9 @@ def add_doubts(topology: Topology, request: Request, draft: Draft) -> None:
             draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
         if draft.gpu is not None and not topology.gpu_order_known:
             draft.because("the order of the GPUs is assumed, so the rank may use another GPU", exact=False)
+    elif draft.gpu is not None and draft.gpu.vendor is GpuVendor.AMD and not topology.gpu_order_known:
+        if request.num_ranks is None:
+            draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
     if not topology.allowed_known:
         draft.because("it is unknown which CPUs and nodes may be used, so all count as allowed", exact=False)
     if not topology.siblings_known:

@@ -4,5 +4,4 @@ from __future__ import annotations
 
 from numapin.data import forking, opening, quarantine
 from numapin.data.handover import HandedDown
-from numapin.data.pool import Pool
 from numapin.data.quarantine import Quarantine

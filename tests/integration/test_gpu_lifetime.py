@@ -35,7 +35,7 @@ from tests.integration.gpu_loading import (
     wrong_ones,
 )
 from tests.integration.seam import PINNED
-from tests.integration.seam_torch import Pool, Quarantine
+from tests.integration.seam_torch import Quarantine
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def let_everything_pass(patch: pytest.MonkeyPatch) -> None:
         return slots
 
     patch.setattr(Quarantine, "passed", at_once)
-    patch.setattr(Pool, "_wait_for_copies", lambda _: None)
 
 
 def wrong_copies(way: Callable[..., None], device: str = "cuda:0") -> list[int]:

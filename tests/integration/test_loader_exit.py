@@ -67,7 +67,7 @@ class Memory:
 
 def settle():
     for _ in range(300):
-        pinning._settler().submit(pinning.Settlement(Memory))
+        pinning.settlers[os.getpid()].submit(threading.Event(), Memory)
     Memory.is_going.wait(10)
 
 def free_all(reclaimer):
@@ -85,7 +85,7 @@ def reclaim_late():
 def settle_forever():
     is_going = threading.Event()
     hang = lambda: is_going.set() or threading.Event().wait()
-    pinning._settler().submit(pinning.Settlement(hang))
+    pinning.settlers[os.getpid()].submit(threading.Event(), hang)
     is_going.wait(10)
 
 for ending in sys.argv[2:]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record
-from numapin.data import opening, packing, path, pinning, pool, slots
+from numapin.data import opening, packing, path, pinning, pool
 from numapin.data import usage as usage_log
 from numapin.data.balance import Balance
 from numapin.data.budget import LockRoom
@@ -29,7 +29,7 @@ from numapin.data.message import encode as message_encode
 from numapin.data.opening import Copier, Lender, _Copy, copied, is_small, small_runs
 from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots
 from numapin.data.path import DataPath, PathOptions
-from numapin.data.pinning import Settlement, Settling, _Settler, reclaimer
+from numapin.data.pinning import Settler, Settling, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden
 from numapin.data.quarantine import Quarantine, capture_lock, is_capturing, watch_captures
 from numapin.data.queues import Channel, ResultQueue, TaskQueue

@@ -6,6 +6,7 @@ import _thread
 import gc
 import mmap
 import operator
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -16,8 +17,9 @@ import pytest
 import torch
 
 from tests.data.child import in_forked_child
-from tests.data.loopback import Loopback, gpu, lent, loopback, num_mapped, num_open
+from tests.data.loopback import WAIT_S, Loopback, gpu, lent, loopback, num_mapped, num_open
 from tests.unit.data.seam import pool as pool_module
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,6 +162,23 @@ def test_the_close_of_a_forked_child_closes_nothing(pinned: Loopback, fake_cuda:
     assert (fake_cuda.registered_bytes(), num_open()) == (NUM_KEPT * PAGE, NUM_KEPT)
     assert torch.equal(lent(pinned, -BATCH), -BATCH)
     assert torch.equal(kept, BATCH)
+
+
+def test_a_batch_of_a_closed_pool_that_ends_in_a_forked_child(pinned: Loopback, fake_cuda: FakeCuda) -> None:
+    """Its memory stays pinned for the parent, and the child neither calls the driver nor starts a thread for it."""
+    kept = [lent(pinned, BATCH)]
+    pinned.pool.close()
+
+    def drop() -> bool:
+        kept.clear()
+        gc.collect()
+        return not any(thread.name.startswith("numapin") for thread in threading.enumerate())
+
+    assert in_forked_child(drop)
+    assert fake_cuda.registered_bytes() == PAGE
+    assert torch.equal(kept[0], BATCH)
+    kept.clear()
+    assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
 
 
 def test_a_slot_that_is_of_no_use_goes_with_its_batch(loop: Loopback) -> None:

@@ -8,6 +8,7 @@ import mmap
 import os
 import resource
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,6 @@ from tests.data.loopback import (
 )
 from tests.unit.data import seam
 from tests.unit.data.seam import Miss, Pool, Slot, memory, placement, unused_slots_hidden
-from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ def pages(num_pages: int, value: int = 0) -> torch.Tensor:
 def numbers(loop: Loopback) -> list[int]:
     """Return the numbers of the slots that may be used again."""
     return [slot.number for slot in loop.pool.slots]
+
+
+def owners_of(loop: Loopback) -> list[weakref.ref[torch.Tensor]]:
+    """Return weak references to what keeps each slot's memory mapped in the rank."""
+    return [weakref.ref(slot.owner) for slot in loop.pool.slots]
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -207,7 +212,7 @@ def test_a_slot_that_cannot_be_mapped(loop: Loopback, monkeypatch: pytest.Monkey
 
     head, _ = loop.post(BATCH)
     with monkeypatch.context() as patch:
-        patch.setattr(seam.slots, "map_memfd", refuse)
+        patch.setattr(seam.pool, "map_memfd", refuse)
         with pytest.raises(type(error)):
             loop.pool.lend(head)
     loop.begin()
@@ -234,6 +239,29 @@ def test_a_loop_may_keep_more_batches_than_files(
         assert torch.equal(lent(loop, -BATCH), -BATCH)
 
 
+def test_batches_beyond_the_limit_stay_pinned_until_they_end(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool forgets their slots, which are unpinned once a batch is gone and no copy reads it."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    before = placement.PINNED.total
+    with loopback(**gpu()) as loop:
+        kept = [lent(loop, BATCH + number) for number in range(40)]
+        loop.pool.reclaim()
+        assert len(loop.pool.slots) == 16
+        assert wait_until(lambda: fake_cuda.registered_bytes() == 40 * PAGE, limit_s=WAIT_S)
+        fake_cuda.hold_events()
+        del kept[:24]
+        assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept, 24))
+        assert fake_cuda.registered_bytes() == 40 * PAGE
+        fake_cuda.set(hold_events=0)
+        assert wait_until(lambda: fake_cuda.registered_bytes() == 16 * PAGE, limit_s=WAIT_S)
+        kept.clear()
+        loop.pool.reclaim()
+    assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
+    assert fake_cuda.registered_bytes() == 0
+
+
 def test_without_memory_the_size_is_learned_all_the_same(loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on address space may forbid the first slot, whose size is unknown, and no other."""
     monkeypatch.setattr(seam.packing, "_UNKNOWN_BYTES", 1 << 49)
@@ -244,22 +272,17 @@ def test_without_memory_the_size_is_learned_all_the_same(loop: Loopback, monkeyp
 class TestClosing:
     """The end of a pool."""
 
-    @pytest.fixture(autouse=True)
-    def _others(self) -> None:
-        """Note what other tests have kept."""
-        self.others = set(pool_module._orphans)
-
     def test_it_may_be_closed_in_the_middle_of_itself(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """A finalizer may call it while it runs."""
         lent(loop, BATCH)
-        discard = Pool._discard
+        let_go = Slot.let_go
 
-        def close_again(pool: Pool, slot: Any) -> None:
-            pool.close()
-            discard(pool, slot)
+        def close_again(slot: Slot, driver: Any) -> None:
+            loop.pool.close()
+            let_go(slot, driver)
 
         loop.pool.reclaim()
-        monkeypatch.setattr(Pool, "_discard", close_again)
+        monkeypatch.setattr(Slot, "let_go", close_again)
         loop.pool.close()
         assert num_open() == 0
 
@@ -270,12 +293,12 @@ class TestClosing:
             del kept
             loop.settle()
             assert fake_cuda.registered_bytes() == 2 * PAGE
-            batch = lent(loop, BATCH)
+            batch, owners = lent(loop, BATCH), owners_of(loop)
         assert (fake_cuda.registered_bytes(), num_open()) == (PAGE, 0)
         assert torch.equal(batch, BATCH)
         del batch
         assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
-        assert pool_module._orphans.keys() <= self.others
+        assert wait_until(lambda: all(owner() is None for owner in owners), limit_s=WAIT_S)
 
     def test_a_batch_that_outlives_the_pool_keeps_no_other_slot(self, loop: Loopback) -> None:
         """Neither a free one nor one that a worker has: the batch refers to the pool."""
@@ -294,20 +317,23 @@ class TestClosing:
     def test_an_interrupted_close_loses_no_batch(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C while free slots are unpinned: the memory of a batch that is in use goes with its last reference."""
 
-        def interrupt(_pool: Pool) -> None:
+        def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
-        loop = Loopback(Pool(make_spec(**gpu())))
-        lent(loop, BATCH)
+        properties = gpu()
+        loop = Loopback(Pool(make_spec(**properties)))
+        batches = [lent(loop, BATCH) for _ in range(2)]
         loop.settle()
-        batch = lent(loop, BATCH)
-        monkeypatch.setattr(Pool, "_discard_unlent", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            loop.pool.close()
-        assert fake_cuda.registered_bytes() == PAGE
-        del batch
-        assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
-        assert pool_module._orphans.keys() <= self.others
+        address = batches[0].data_ptr()
+        del batches[1]
+        loop.pool.reclaim()
+        with monkeypatch.context() as patch:
+            patch.setattr(properties["driver"], "unregister", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                loop.pool.close()
+        assert fake_cuda.is_registered(address)
+        batches.clear()
+        assert wait_until(lambda: not fake_cuda.is_registered(address), limit_s=WAIT_S)
 
     def test_what_arrives_while_it_is_closed_is_let_go(self, loop: Loopback) -> None:
         """Another thread may open a batch at that moment: it is whole, and its slot goes with the last reference."""
@@ -316,9 +342,11 @@ class TestClosing:
         loop.pool._is_closed = is_closed
         assert torch.equal(batch, BATCH)
         assert num_open() == 0
-        assert len(pool_module._orphans.keys() - self.others) == 1
+        (owner,) = owners_of(loop)
+        loop.pool.close()
+        assert owner() is not None
         del batch
-        assert pool_module._orphans.keys() <= self.others
+        assert owner() is None
 
     def test_a_copy_outlives_the_pool(self, fake_cuda: FakeCuda) -> None:
         """Memory that the GPU may be reading is not unpinned, whether the loop has looked for it or not."""
@@ -328,6 +356,7 @@ class TestClosing:
             loop.settle()
             fake_cuda.hold_events()
             one, other = lent(loop, BATCH), lent(loop, BATCH)
+            owners = owners_of(loop)
             del one
             loop.pool.reclaim()
             assert len(loop.pool.quarantine) == 1
@@ -335,15 +364,17 @@ class TestClosing:
             del other
         assert wait_until(lambda: fake_cuda.get("recorded") > recorded, limit_s=WAIT_S)  # the reclaiming thread's
         assert fake_cuda.registered_bytes() == 2 * PAGE
-        assert pool_module._orphans.keys() <= self.others
+        assert all(owner() is not None for owner in owners)
         fake_cuda.set(hold_events=0)
         assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
+        assert wait_until(lambda: all(owner() is None for owner in owners), limit_s=WAIT_S)
 
     def test_the_last_references_may_end_while_it_is_closed(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On another thread, at any moment: each slot is let go."""
         kept = [lent(loop, BATCH) for _ in range(3)]
+        owners = owners_of(loop)
         retire = Slot.retire
 
         def end_and_retire(slot: Slot) -> None:
@@ -354,4 +385,4 @@ class TestClosing:
         monkeypatch.setattr(Slot, "retire", end_and_retire)
         loop.pool.close()
         assert not kept
-        assert pool_module._orphans.keys() <= self.others
+        assert all(owner() is None for owner in owners)

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -17,10 +18,9 @@ from tests.unit.data.seam import (
     CpuSet,
     Placement,
     Pool,
-    Settlement,
+    Settler,
     Settling,
     Slot,
-    _Settler,
     memory,
     pinning,
     placement,
@@ -105,8 +105,8 @@ class TestPinning:
         """Batches arrive in another order than they are due. With one thread, so that jobs begin one by one."""
         wall, properties = gate
         monkeypatch.setattr(pinning, "_NUM_THREADS", 1)
-        one = _Settler()
-        monkeypatch.setattr(pinning, "_settler", lambda: one)
+        one = Settler()
+        monkeypatch.setitem(pinning.settlers, os.getpid(), one)
         begun: list[int] = []
         pin = Slot.pin
 
@@ -122,7 +122,7 @@ class TestPinning:
             assert wall.is_reached.wait(WAIT_S)
             waiting = threading.Thread(target=due.wait_until_settled)
             waiting.start()
-            assert wait_until(lambda: _next_job() is due.settlement, limit_s=WAIT_S)
+            assert wait_until(lambda: next(iter(one._jobs)) is due.settled, limit_s=WAIT_S)
             wall.is_open.set()
             waiting.join()
             loop.settle()
@@ -269,7 +269,7 @@ def test_what_is_being_pinned_is_unpinned_again(gate: tuple[Gate, dict[str, Any]
         loop.pool.reclaim()
         assert wall.is_reached.wait(WAIT_S)
     wall.is_open.set()
-    assert wait_until_ended(pinning._settler())
+    assert wait_until_ended(pinning.settlers[os.getpid()])
     assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
     assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
 
@@ -319,12 +319,12 @@ def test_ctrl_c_while_a_slot_is_taken_in(
         assert wall.is_reached.wait(WAIT_S)
         if is_settled:
             wall.is_open.set()
-            assert wait_until_ended(pinning._settler())
+            assert wait_until_ended(pinning.settlers[os.getpid()])
             assert fake_cuda.registered_bytes() == PAGE
         end(loop.pool)
         assert (loop.pool.slots, num_open()) == ((), 0)
         wall.is_open.set()
-        assert wait_until_ended(pinning._settler())
+        assert wait_until_ended(pinning.settlers[os.getpid()])
         assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
         assert fake_cuda.registered_bytes() == 0
 
@@ -334,18 +334,18 @@ class TestThread:
 
     def test_they_end_when_there_is_nothing_to_do(self) -> None:
         """A loader in its steady state has no thread more; the next job starts one again."""
-        settler, done = _Settler(), []
+        settler, done = Settler(), list[int]()
         for number in range(3):
-            settler.submit(Settlement(lambda number=number: done.append(number)))  # type: ignore[misc]
+            settler.submit(threading.Event(), partial(done.append, number))
             assert wait_until_ended(settler)
         assert done == [0, 1, 2]
 
     def test_a_batch_that_arrives_while_python_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing is pinned any more, and the loop does not wait for that."""
-        settler = _Settler()
+        settler = Settler()
         for lock in settler._idle:
             lock.is_over = True
-        monkeypatch.setattr(pinning, "_settler", lambda: settler)
+        monkeypatch.setitem(pinning.settlers, os.getpid(), settler)
         slot = make_slot()
         Settling(make_spec()).begin(slot)
         assert not slot.wait_until_settled()
@@ -353,7 +353,7 @@ class TestThread:
 
     def test_jobs_that_no_thread_has_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C while the thread is started leaves one; the next job's thread runs it, or, without one, its caller."""
-        settler, done = _Settler(), []
+        settler, done = Settler(), list[int]()
         errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("can't start new thread")]
 
         def refuse(_thread: threading.Thread) -> None:
@@ -361,41 +361,59 @@ class TestThread:
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(KeyboardInterrupt):
-            settler.submit(Settlement(lambda: done.append(1)))
-        settler.submit(Settlement(lambda: done.append(2)))
+            settler.submit(threading.Event(), partial(done.append, 1))
+        settler.submit(threading.Event(), partial(done.append, 2))
         assert done == [1, 2]
         assert not settler._jobs
 
+    def test_ctrl_c_in_a_job_that_runs_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a thread the loop does the jobs; after Ctrl-C in one, the next to wait does those behind it."""
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        settler, done, overs = Settler(), list[int](), [threading.Event() for _ in range(3)]
+        monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
+        settler.submit(overs[0], interrupt)
+        settler.submit(overs[1], partial(done.append, 1))
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            settler.submit(overs[2], partial(done.append, 2))
+        settler.finish(overs[2])
+        assert (done, all(over.is_set() for over in overs)) == ([2, 1], True)
+
     def test_a_defect_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is reported as any error in a thread, and the jobs behind it are done."""
-        settler, done, reported = _Settler(), [], []
+        settler, done, reported = Settler(), list[int](), []
         monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
 
         def fail() -> None:
             raise SystemError
 
         for job in (fail, fail, fail, lambda: done.append(4)):
-            settler.submit(Settlement(job))
+            settler.submit(threading.Event(), job)
         assert wait_until_ended(settler)
         assert (done, reported) == ([4], [SystemError] * 3)
 
     @pytest.mark.parametrize("has_begun", [True, False])
     def test_ctrl_c_while_a_thread_is_started(self, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
         """The loop may wait for the job all the same, and there are no more threads than two afterwards."""
-        settler, start, done = _Settler(), threading.Thread.start, []
-        monkeypatch.setattr(pinning, "_settler", lambda: settler)
+        settler, start, done = Settler(), threading.Thread.start, list[int]()
 
         def interrupted(thread: threading.Thread) -> None:
             if has_begun:
                 start(thread)
             raise KeyboardInterrupt
 
-        job = Settlement(lambda: done.append(1))
+        over = threading.Event()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                settler.submit(job)
-        job.finish()
+                settler.submit(over, partial(done.append, 1))
+        settler.finish(over)
         assert wait_until_ended(settler)
         assert (done, len(set(settler._idle))) == ([1], 2)
 
@@ -405,11 +423,6 @@ def make_slot() -> Slot:
     return Slot(number=1, fd=None, num_bytes=0, address=0, owner=torch.empty(0), worker=0)
 
 
-def wait_until_ended(settler: _Settler) -> bool:
+def wait_until_ended(settler: Settler) -> bool:
     """Return whether a settler's threads end in time."""
     return wait_until(lambda: len(settler._idle) == 2 and not settler._jobs, limit_s=WAIT_S)
-
-
-def _next_job() -> Settlement | None:
-    """Return the job that the next free thread will do."""
-    return next(iter(pinning._settler()._jobs), None)
