@@ -22,8 +22,8 @@ from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind, Memory
 from numapin.plan.usable import UsableMachine
 from numapin.topology.address import pci_order
-from numapin.topology.model import GpuVendor, NodeKind
-from numapin.topology.vendors import support_of
+from numapin.topology.model import NodeKind
+from numapin.topology.vendors import GpuVendor, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -442,8 +442,8 @@ def add_doubts(topology: Topology, request: Request, draft: Draft) -> None:
             draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
         if draft.gpu is not None and not topology.gpu_order_known:
             draft.because("the order of the GPUs is assumed, so the rank may use another GPU", exact=False)
-    elif draft.gpu is not None and draft.gpu.vendor is GpuVendor.AMD and not topology.gpu_order_known:
-        if request.num_ranks is None:
+    elif request.num_ranks is None and not topology.gpu_order_known:
+        if draft.gpu is not None and draft.gpu.vendor is GpuVendor.AMD:
             draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
     if not topology.allowed_known:
         draft.because("it is unknown which CPUs and nodes may be used, so all count as allowed", exact=False)
