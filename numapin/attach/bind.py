@@ -213,7 +213,7 @@ class Binder:
                 note = f"child process {pid} belongs to another user and was left as it is"
                 self._notes += [] if note in self._notes else [note]
                 continue
-            except (UsageError, proc.Gone):  # it has ended
+            except (UsageError, proc.Gone):  # it has ended, or is a thread of the kernel
                 continue
             if examined.start == processes[pid].start:
                 self._tallies.setdefault(pid, _Tally(name=examined.name))

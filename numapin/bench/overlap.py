@@ -166,7 +166,10 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
 
 
 def _timed(work: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    """Run work on the current stream between two events, which have passed when it has begun and ended there."""
+    """Run work on the current stream; return the events before and after it.
+
+    Both must have passed before `elapsed_time` is asked.
+    """
     from torch.cuda import Event
 
     began, ended = Event(enable_timing=True), Event(enable_timing=True)

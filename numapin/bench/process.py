@@ -173,7 +173,7 @@ class _Child:
                 self._process.wait(_GRACE_S)
         # multiprocessing's tracker needs time to clean up
         stop(self._process, lambda: _session(self._process.pid), grace_s=_CLEAN_UP_S)
-        remove_leftovers({self._process.pid, *self._members})  # that had ended before
+        remove_leftovers({self._process.pid, *self._members})  # also of members that ended before `stop` looked
         for file in (self._stdin, self._stdout, self._errors):
             file.close()
 

@@ -112,7 +112,7 @@ def _percent(text: str) -> float:
     "--grace", type=click.FloatRange(0), default=15.0, help="Seconds from SIGTERM to SIGKILL when a run is stopped."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--output", type=FilePath(), help="Also write the report to a file.")
+@click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file.")
 @click.option("--logs", type=FilePath(), metavar="DIR", help="Keep the output of every run in this folder.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGUMENTS]...")
 def compare(
@@ -239,16 +239,7 @@ def compare(
             )
             for made in measure_all(compared, job_options, num_rounds=repeats, progress=show_status):
                 clear_status()
-                (name,), result = without_secrets([made.variant]), made.result
-                if result.failure is not None:
-                    said = f"{name} failed, and is left out: {result.failure.partition(chr(10))[0]}"
-                else:
-                    which = "first" if not runs or runs[-1].variant != made.variant else "second"
-                    number = f"{which} run, not counted" if made.round is None else f"repeat {made.round + 1}"
-                    left = f"; {duration(made.left_s)} left" if made.left_s else ""
-                    times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{left}"
-                    said = f"{name}, {number}: {times}"
-                say(said)
+                say(_run_in_words(made, is_first=not runs or runs[-1].variant != made.variant))
                 runs.append(made)
                 with suppress(NumapinError):  # so that even a killed run leaves a file; the last write reports an error
                     writer.write(report_now(is_complete=False))
@@ -266,15 +257,9 @@ def compare(
         writer.show(report)
         writer.write(report)
     if len(report.measured) < 2:  # why was said when each variant failed
+        what = _all_failed(report)
         if report.measured:
             what = f"nothing could be compared: only {report.measured[0].name} was measured"
-        else:
-            names_of: dict[str, list[str]] = {}  # by the last lines of what they wrote
-            for failed in report.variants:
-                names_of.setdefault((failed.failure or "").partition("\n")[2], []).append(failed.name)
-            shown = [f"    output of {' and '.join(who)}:\n{lines}" for lines, who in names_of.items() if lines]
-            what = "every variant failed" + ("; the last lines of what they wrote:" if shown else "")
-            what = "\n".join([what, *shown])
         raise NumapinError(what, "run the script by itself first; keep the output of every run with --logs DIR")
 
 
@@ -291,3 +276,25 @@ def default_names(topology: Topology, plan: Plan | None) -> tuple[str, ...]:
     idle = counted(len(usable - used), "CPU")
     say(f"{SOCKET} is compared, too: it uses {idle} that stay idle under the other variants of numapin")
     return (*DEFAULT, SOCKET)
+
+
+def _run_in_words(made: ComparedRun, *, is_first: bool) -> str:
+    """Return the outcome of a run, and the time that is left; `is_first`: of the uncounted runs of a variant."""
+    (name,) = without_secrets([made.variant])
+    result = made.result
+    if result.failure is not None:
+        return f"{name} failed, and is left out: {result.failure.partition(chr(10))[0]}"
+    left = f"; {duration(made.left_s)} left" if made.left_s else ""
+    times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{left}"
+    uncounted = f"{'first' if is_first else 'second'} run, not counted"
+    return f"{name}, {uncounted if made.round is None else f'repeat {made.round + 1}'}: {times}"
+
+
+def _all_failed(report: CompareReport) -> str:
+    """Return the message that every variant failed, with the last lines of each one's output; equal outputs once."""
+    names: dict[str, list[str]] = {}
+    for variant in report.variants:
+        lines = (variant.failure or "").partition("\n")[2]
+        names.setdefault(lines, []).append(variant.name)
+    shown = [f"    output of {' and '.join(names)}:\n{lines}" for lines, names in names.items() if lines]
+    return "\n".join(["every variant failed" + ("; the last lines of what they wrote:" if shown else ""), *shown])

@@ -1,4 +1,7 @@
-"""`numapin top`: show a running job live. Status 0, also if it ends meanwhile; 2: no such job; 3: it is unreadable."""
+"""`numapin top`: show a running job live.
+
+Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -108,27 +111,9 @@ def top(
             raise UsageError("--all and a job cannot be combined", "give one of them")
         if metrics is None or (path is None and not once):
             raise UsageError(f"--all needs {_OPENMETRICS} FILE, or --once", f"type: {_ONCE} {_OPENMETRICS} --all")
-        from numapin.view.openmetrics import openmetrics
-
-        def samples() -> Iterator[str]:
-            node = NodeFollower(all_loads, os.environ)
-            node.look()  # finds the runs
-            while True:
-                time.sleep(interval_s)
-                yield openmetrics(node.look(), num_unread=len(node.unread))
-
-        with open_loads(None) as all_loads, suppress(KeyboardInterrupt), _ended_by_signals():
-            _write_all(samples(), path, last=openmetrics([]), once=once)
+        _export_all(path, interval_s, once=once)
         return
-    console = None
-    if not once and metrics is None:  # lines are redrawn
-        from rich.console import Console
-
-        if sys.stdout is None or not sys.stdout.isatty():
-            raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
-        console = Console(highlight=False, emoji=False, markup=False)
-        if console.is_dumb_terminal:
-            raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot redraw lines", f"type: {_ONCE}")
+    console = None if once or metrics is not None else _terminal()
 
     def find() -> RunningJob:
         return find_job(name, pids, os.environ, again="numapin top")
@@ -147,14 +132,8 @@ def top(
         seen = _follow(job, find, loads, lambda: time.sleep(next(pauses)))
         if console is not None:
             _watch(console, seen)
-        elif metrics is not None:  # at the end the file only says that the job has ended, or is no longer watched
-            from numapin.view.openmetrics import ended, openmetrics
-
-            origin = origin_of(job, os.environ)
-            texts = (openmetrics([(now, origin)]) for now in seen)
-            _write_all(texts, path, last=ended(job.name, origin), once=once)
-            if path is not None and not once:
-                say("the job ended")
+        elif metrics is not None:
+            _export(seen, job, path, once=once)
         else:
             now = next(seen)
             if as_json:
@@ -189,6 +168,18 @@ def _follow(
             return
 
 
+def _terminal() -> Console:
+    """Return stdout as a terminal whose lines can be redrawn. Raises UsageError if it is not."""
+    from rich.console import Console
+
+    if sys.stdout is None or not sys.stdout.isatty():
+        raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
+    console = Console(highlight=False, emoji=False, markup=False)
+    if console.is_dumb_terminal:
+        raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot redraw lines", f"type: {_ONCE}")
+    return console
+
+
 def _watch(console: Console, seen: Iterator[Top]) -> None:
     """Redraw the table in place until the job ends; the last figures of living ranks stay. Raises NumapinError."""
     from rich.live import Live
@@ -211,6 +202,31 @@ def _watch(console: Console, seen: Iterator[Top]) -> None:
             raise
         raise NumapinError("the terminal is gone", f"without a terminal, type: {_ONCE}") from None
     say("the job ended")
+
+
+def _export(seen: Iterator[Top], job: RunningJob, path: Path | None, *, once: bool) -> None:
+    """Write the metrics of a job; at its end, or the export's, the file only says so. Raises NumapinError."""
+    from numapin.view.openmetrics import ended, openmetrics
+
+    origin = origin_of(job, os.environ)
+    _write_all((openmetrics([(now, origin)]) for now in seen), path, last=ended(job.name, origin), once=once)
+    if path is not None and not once:
+        say("the job ended")
+
+
+def _export_all(path: Path | None, interval_s: float, *, once: bool) -> None:
+    """Write the metrics of all runs until a signal; at the end the file has none. Raises NumapinError."""
+    from numapin.view.openmetrics import openmetrics
+
+    def samples() -> Iterator[str]:
+        node = NodeFollower(loads, os.environ)
+        node.look()  # finds the runs
+        while True:
+            time.sleep(interval_s)
+            yield openmetrics(node.look(), num_unread=len(node.unread))
+
+    with open_loads(None) as loads, suppress(KeyboardInterrupt), _ended_by_signals():
+        _write_all(samples(), path, last=openmetrics([]), once=once)
 
 
 def _write_all(samples: Iterator[str], path: Path | None, *, last: str, once: bool) -> None:

@@ -176,8 +176,11 @@ class Slot:
 
     def let_go(self, driver: Driver | None) -> None:
         """Use the slot no more: unpin it now if it is not lent, else later. The last reference unmaps it."""
-        self.retire()
         lease = self.lease
+        window = None if lease is None else lease()
+        if window is not None and driver is not None:  # first: Ctrl-C must not lose memory that is registered
+            weakref.finalize(window, self.unpin_later, driver).atexit = False  # at exit the driver releases all
+        self.retire()
         if lease is None:
             self.is_let_go = True  # first: whoever pins it at this moment unpins it again
             device, self.pinned_on = self.pinned_on, None
@@ -185,11 +188,8 @@ class Slot:
                 driver.unregister(device, self.address)
                 pages.PINNED.remove(self.num_bytes)
             return
-        window = lease()
         if window is None:  # a copy may still read it
             self.unpin_later(driver)
-        elif driver is not None:
-            weakref.finalize(window, self.unpin_later, driver).atexit = False  # at exit the driver releases all
         self.lease = None  # the pool hears no more of it
 
     def unpin_later(self, driver: Driver | None) -> None:

@@ -10,7 +10,6 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import is_special, is_writable, write_text_to
@@ -87,6 +86,7 @@ class _RunWatch(threading.Thread):
         self._gone_since = 0.0
         self._problem = "no rank had started"
         self._unwritten: NumapinError | None = None
+        self._added: dict[str, object] = {}  # at the end; a look that outlasts it must not write a file without it
         self._empty = VerifyReport(run=run_dir.name, ranks=())
 
     def run(self) -> None:
@@ -105,7 +105,7 @@ class _RunWatch(threading.Thread):
 
         Returns the error of the last attempt to write the report, None if it was written or none was requested.
         """
-        added: dict[str, object] = {}
+        added: dict[str, object] = {**(outcome or {})}
         self._end.set()
         self.join(timeout=_JOIN_S)  # a read of /proc can block for as long as a rank hangs in the kernel
         if self.is_alive():
@@ -124,9 +124,9 @@ class _RunWatch(threading.Thread):
         elif self._looks > 1:  # the first look was reported when it was made
             report, made_s = self._last
             self._what.tell(report, time.monotonic() - made_s)
-        added.update(outcome or {})
+        self._added = added
         if added:
-            self._write(self._last[0] if self._last else self._empty, added)
+            self._write(self._last[0] if self._last else self._empty)
         return self._unwritten
 
     def _job(self) -> RunningJob | None:
@@ -172,14 +172,14 @@ class _RunWatch(threading.Thread):
         self._write(report)
         return _AGAIN_S
 
-    def _write(self, report: VerifyReport, added: Mapping[str, object] = MappingProxyType({})) -> None:
+    def _write(self, report: VerifyReport) -> None:
         """Write the report file, if one was requested. A pipe or a device gets reports of ranks only."""
         path = self._what.report
-        if path is None or (not report.ranks and not added and is_special(str(path))):
+        if path is None or (not report.ranks and not self._added and is_special(str(path))):
             return
         launcher = {"launcher": {**self._what.launcher}} if self._what.launcher else {}
         try:
-            text = encode(report.to_json() | launcher | dict(added)) + "\n"
+            text = encode(report.to_json() | launcher | self._added) + "\n"
             write_text_to(str(path), text, remedy=_ANOTHER_FILE, patience_s=_PATIENCE_S)
         except NumapinError as error:
             self._unwritten = error

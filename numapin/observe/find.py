@@ -294,11 +294,11 @@ def _environment(each: Candidate) -> Mapping[str, str]:
 
 
 class Candidate(NamedTuple):
-    """A process that stands for a rank, and its GPU. None: unreadable, unknown."""
+    """A process that stands for a rank, and its GPU."""
 
     pid: int
-    environ: Mapping[str, str] | None  # that it started with
-    gpu: Gpu | None
+    environ: Mapping[str, str] | None  # that it started with; None: unreadable
+    gpu: Gpu | None  # None: unknown
     gpu_source: str  # how its GPU is known, or why it is not
 
 

@@ -442,8 +442,10 @@ def add_doubts(topology: Topology, request: Request, draft: Draft) -> None:
             draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
         if draft.gpu is not None and not topology.gpu_order_known:
             draft.because("the order of the GPUs is assumed, so the rank may use another GPU", exact=False)
-    elif not topology.gpu_order_known and request.num_ranks is None and draft.gpu and draft.gpu.vendor is GpuVendor.AMD:
-        draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
+    elif draft.gpu is not None and request.num_ranks is None and not topology.gpu_order_known:
+        gpu = draft.gpu
+        if gpu.vendor is GpuVendor.AMD and gpu.uuid is None:  # known as a PCI device only, which hides its partitions
+            draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
     if not topology.allowed_known:
         draft.because("it is unknown which CPUs and nodes may be used, so all count as allowed", exact=False)
     if not topology.siblings_known:

@@ -179,8 +179,12 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
         connection.settimeout(None)  # whatever the user's default is: data may take long to make
         try:
             connection.connect(address)
-        except ConnectionRefusedError:
+        except OSError as error:
             connection.close()
+            if not isinstance(error, ConnectionRefusedError):  # as with AppArmor
+                raise NumapinError(
+                    f"the first rank of this host cannot be reached: {error.strerror}", _SEE_FIRST
+                ) from None
         else:
             return connection
         if time.monotonic() > until_s:

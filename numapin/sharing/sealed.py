@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import re
+import resource
 import time
 import weakref
 from multiprocessing.context import get_spawning_popen
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError, NumapinError, UsageError
 from numapin.system import memory, numa, pages
+from numapin.system.calls import call
 from numapin.system.refusals import REMEDIES
 from numapin.system.tree import NODES, Tree
 
@@ -48,6 +50,7 @@ class Sealed(mmap.mmap):
             os.close(fd)
             hint = "with vm.overcommit_memory=2, raise vm.overcommit_ratio: each process counts the memory as its own"
             raise NumapinError(f"shared data cannot be mapped: {error.strerror}", hint) from None
+        os.set_inheritable(fd, False)
         sealed.fd, sealed.address = fd, memory.address_of(sealed)
         weakref.finalize(sealed, os.close, fd).atexit = False
         MAPPED.add(sealed)
@@ -129,12 +132,20 @@ def _set_policy(fd: int, nodes: CpuSet) -> Iterator[str]:
     """
     mode = numa.MPOL_PREFERRED if len(nodes) == 1 else numa.MPOL_INTERLEAVE
     num_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # takes no memory before it is written
+    for kind, share in ((resource.RLIMIT_AS, 2), (resource.RLIMIT_FSIZE, 1)):  # the process is mapped already
+        limit, _hard = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            num_bytes = min(num_bytes, limit // share // mmap.PAGESIZE * mmap.PAGESIZE)
     try:
         os.ftruncate(fd, num_bytes)
-        with mmap.mmap(fd, num_bytes) as room:
-            numa.bind_pages(memory.address_of(room), num_bytes, mode, nodes)
+        # Without access: under mlockall, memory that can be read or written would be taken at once.
+        address = call("mmap", None, num_bytes, 0, mmap.MAP_SHARED, fd, 0)
+        try:
+            numa.bind_pages(address, num_bytes, mode, nodes)
+        finally:
+            call("munmap", address, num_bytes)
     except (OSError, LibnumaError) as error:
-        remedy = REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+        remedy = REMEDIES.get(error.errno or 0, "see: ulimit -a") if isinstance(error, OSError) else ""
         yield f"pages cannot be placed on nodes {nodes} ({error}): they go where they are first touched; {remedy}"
     finally:
         os.ftruncate(fd, 0)

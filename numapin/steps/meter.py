@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _MANY: Final = 20  # steps of another optimizer; GANs train a critic five times per step of the generator
+_BLOCK_BYTES: Final = 4096  # of a file that exists, which a full disk does not take away
 
 
 def attach(module: ModuleType) -> None:
@@ -123,12 +124,14 @@ def claim_file(settings: StepSettings, place: Place) -> Path:
 
 
 def write_record(path: Path, record: RankSteps) -> None:
-    """Replace a rank's record; on a full disk, write into its existing block. Raises OSError."""
+    """Replace a rank's record; on a full disk, write into its existing block if it fits. Raises OSError."""
     text = encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n"
     with opened(str(path.parent)) as folder:
         try:
             replace_at(folder, path.name, text)
         except OSError:
+            if len(text) > _BLOCK_BYTES:
+                raise
             with os.fdopen(open_file(folder, path.name, os.O_RDWR), "r+", encoding="utf-8") as file:
                 file.write(text)
                 file.truncate()

@@ -84,8 +84,8 @@ class RankSteps:
     begin_ns: int | None = None  # the begin of the window
     step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)] = ()  # the time of each step in the window
     waited_ns: int = 0  # the time that the loop was inside `next()` of a DataLoader during the window
-    num_batches: int = 0  # that it took then
-    num_samples: int | None = None  # in them, by the loader's batch size
+    num_batches: int = 0  # that the loop took during the window
+    num_samples: int | None = None  # in these batches, by the loader's batch size
     num_local_ranks: int = 0  # on this host; 0: unknown
     trace: str | None = None  # the file with the trace, beside the record
     num_traced: int = 0  # whole steps in the trace

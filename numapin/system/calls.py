@@ -47,6 +47,8 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
     "mbind": (_LIBNUMA, c_long, (c_void_p, c_ulong, c_int, POINTER(c_ulong), c_ulong, c_uint)),
     "move_pages": (_LIBNUMA, c_long, (c_int, c_ulong, c_void_p, c_void_p, c_void_p, c_int)),
     "madvise": (LIBC, c_int, (c_void_p, c_size_t, c_int)),
+    "mmap": (LIBC, c_long, (c_void_p, c_size_t, c_int, c_int, c_int, c_long)),
+    "munmap": (LIBC, c_int, (c_void_p, c_size_t)),
     "prctl": (LIBC, c_int, (c_int, c_ulong, c_ulong, c_ulong, c_ulong)),
     "numapin_stack_past_caches": (_STORES, c_int, (c_void_p, c_void_p, c_size_t, c_size_t)),
     "read": (LIBC, c_ssize_t, (c_int, c_void_p, c_size_t)),

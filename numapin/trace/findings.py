@@ -309,7 +309,7 @@ def _worker_load(analysis: Analysis) -> float | None:
         by_worker[load.row].append(load.pair)
     busy_us = 0.0
     for own in by_worker.values():
-        last_end = own[-1][1]
+        last_end = max(end for _, end in own)  # a loader in a dataset has loads inside those of its worker
         unfinished = (last_end, last_end + median(end - start for start, end in own))
         busy_us += length(common(union([*own, unfinished]), waiting))
     return min(busy_us / loader.num_workers / length(waiting), 1.0)

@@ -50,9 +50,9 @@ def attach(module: ModuleType) -> None:
     if _recording not in recorder.recordings:
         recorder.recordings.append(_recording)
     if hasattr(module, "emit_nvtx"):
-        _yield_to_script(module.profile, "_prepare_trace")
-        _yield_to_script(module.emit_itt, "__enter__")
-        _yield_to_script(module.emit_nvtx, "__enter__")
+        _watch_profiler(module.profile, "_prepare_trace")
+        _watch_profiler(module.emit_itt, "__enter__")
+        _watch_profiler(module.emit_nvtx, "__enter__")
         return
     recorder.attach(module)
     if hasattr(module, "register_optimizer_step_post_hook"):
@@ -106,7 +106,7 @@ def _give_up(tracer: StepListener | None, error: Exception) -> None:
 _recording: Final = recorder.Recording(_begin, _give_up)
 
 
-def _yield_to_script(profiler: Any, begin: str) -> None:  # noqa: ANN401 - a class of torch
+def _watch_profiler(profiler: Any, begin: str) -> None:  # noqa: ANN401 - a class of torch
     """End our trace before one of the script's own profilers begins: torch raises or crashes with two at once."""
     own_begin, own_end = getattr(profiler, begin), profiler.__exit__
 

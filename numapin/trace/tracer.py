@@ -96,7 +96,7 @@ class Pace:
         return max(_SLOW * median(self.recent_s), _SHORTEST_LIMIT_S) if self.recent_s else _FIRST_LIMIT_S
 
     def overdue(self, step_unit: str, now_s: float) -> str:
-        """Return that the next step takes longer than the limit, besides the time in loaders; "" if it does not."""
+        """Return why the trace ends, if the next step takes longer than the limit beside loaders' time; else ""."""
         in_loader_s = self.in_loader_s + (0.0 if self.paused_s is None else now_s - self.paused_s)
         in_loader_s = min(in_loader_s, _LONGEST_PAUSE_S)
         if self.last_s is None or now_s - self.last_s - in_loader_s <= self.limit_s:

@@ -239,8 +239,8 @@ def _device(nvml: ModuleType, index: int, *, with_health: bool) -> _NvmlDevice:
     nodes = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
     own_node: int | None = _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle)
     mig: list[Mig] = []
-    # The numbers of MIG instances may have holes.
-    for number in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0) if is_mig else ():
+    num_mig = (_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0) if is_mig else 0
+    for number in range(num_mig):  # the numbers of MIG instances may have holes
         instance = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
         uuid = None if instance is None else _ask(nvml, nvml.nvmlDeviceGetUUID, instance)
         if uuid is not None:

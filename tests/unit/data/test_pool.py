@@ -335,6 +335,28 @@ class TestClosing:
         batches.clear()
         assert wait_until(lambda: not fake_cuda.is_registered(address), limit_s=WAIT_S)
 
+    def test_an_interrupted_slot_is_not_lost(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C while the descriptor of a slot is closed that a batch uses: its memory goes with the batch."""
+        close = os.close
+
+        def interrupt(descriptor: int) -> None:
+            close(descriptor)
+            raise KeyboardInterrupt
+
+        loop = Loopback(Pool(make_spec(**gpu())))
+        batches = [lent(loop, BATCH)]
+        loop.settle()
+        address = batches[0].data_ptr()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                loop.pool.close()
+        del loop
+        gc.collect()
+        assert fake_cuda.is_registered(address)
+        batches.clear()
+        assert wait_until(lambda: not fake_cuda.is_registered(address), limit_s=WAIT_S)
+
     def test_what_arrives_while_it_is_closed_is_let_go(self, loop: Loopback) -> None:
         """Another thread may open a batch at that moment: it is whole, and its slot goes with the last reference."""
         is_closed, loop.pool._is_closed = loop.pool._is_closed, True  # as if `close` had just begun

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -164,6 +165,28 @@ def test_a_look_that_blocks_does_not_hold_the_end(tmp_path: Path, monkeypatch: p
         release.set()
     (warning,) = told.warnings
     assert "did not end within 0.2 s" in warning
+
+
+def test_a_look_after_the_end_keeps_how_the_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that outlasts the run writes its report with the failure that the end has added."""
+    looks, release = list[object](), threading.Event()
+
+    def look(pids: Mapping[int, int], *, gone: frozenset[int]) -> Observed:
+        looks.append(pids)
+        release.wait()
+        return observe(pids, gone=gone)
+
+    monkeypatch.setattr(read, "observe", look)
+    monkeypatch.setattr(during_run, "_JOIN_S", 0.2)
+    told, path = Told(), tmp_path / "report.json"
+    what = replace(told.what(report=path), outcome_of=lambda error: {"failure": str(error)})
+    with _run(tmp_path) as (folder, pid):
+        with pytest.raises(LookupError, match="the run's own"):
+            _fail(folder, pid, what, after=looks)
+        assert json.loads(path.read_text())["ranks"] == []
+        release.set()
+        assert wait_until(lambda: json.loads(path.read_text())["ranks"] != [], limit_s=60)
+    assert json.loads(path.read_text())["failure"] == "the run's own"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU here: it cannot be narrowed")

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import pickle
+import resource
 import warnings
 from collections import namedtuple
 from contextlib import suppress
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader
 
 import numapin
 from tests.contract.datasets import Made
-from tests.unit.seam import CpuSet
+from tests.unit.sharing.seam import CpuSet, sealed
 
 pytestmark = pytest.mark.usefixtures("modules_are_no_garbage")
 
@@ -286,6 +287,24 @@ def test_pages_get_the_policy_of_their_nodes(placement: str, monkeypatch: pytest
     else:  # the kernel passes over nodes that do not exist
         assert "interleave:0" in policies
         assert "not spread evenly over nodes 0,1000: 2049 on node 0" in str(seen[0].message)
+
+
+def test_pages_are_placed_below_a_limit_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ulimit -f` may be less than the machine's memory: what can be written gets the policy all the same."""
+    monkeypatch.setattr("numapin.sharing.call.usable_nodes", lambda: CpuSet({0, 1000}))
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (1 << 30, resource.RLIM_INFINITY))
+    shared = numapin.share([np.ones(1 << 20)], placement="per-node")
+    maps = Path("/proc/self/numa_maps").read_text().splitlines()
+    assert "prefer:0" in {line.split()[1] for line in maps if "numapin-share" in line}
+    assert shared[0].sum() == 1 << 20
+
+
+def test_programs_do_not_inherit_the_memory() -> None:
+    """Python 3.11 lets received descriptors be inherited, unless it is told otherwise."""
+    descriptor = os.memfd_create("shared")
+    os.truncate(descriptor, mmap.PAGESIZE)
+    os.set_inheritable(descriptor, True)
+    assert not os.get_inheritable(sealed.Sealed(descriptor).fd)
 
 
 def test_a_worker_sends_views() -> None:

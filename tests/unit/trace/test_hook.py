@@ -67,7 +67,7 @@ def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: Trace
     monkeypatch.setattr(hook._recording, "listener", tracer)
     monkeypatch.setattr(Tracer, "yield_to_script", lambda _: reasons.append("ended"))
     own = type("Own", (), {"begin": lambda self: self, "__exit__": lambda _: None})
-    hook._yield_to_script(own, "begin")
+    hook._watch_profiler(own, "begin")
     begun = own().begin()
     assert (hook._notes.profiles_itself, len(reasons)) == (True, 1)
     begun.__exit__()
