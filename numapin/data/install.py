@@ -70,7 +70,7 @@ def stateful_class() -> type[_Loader] | None:
 
 
 def _warn(message: Warning | str, category: type[Warning] | None = None, *_: object, **__: object) -> None:
-    """Warn at the user's line, or at the caller's if there is none. torch names a caller that may be one of ours."""
+    """Warn at the user's line, or at the caller's if there is none: torch's stack level may lead to a line of ours."""
     frame = usage.users_frame() or sys._getframe(1)
     module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)

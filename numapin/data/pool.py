@@ -210,6 +210,7 @@ class Pool:
     def _give_up(self, slot: Slot | None) -> None:
         """Use a slot no more; its memory goes when the last batch over it is gone."""
         if slot is not None:
+            slot.retire()  # first: if Ctrl-C comes in between, it is never granted again
             self._forgotten[slot.worker].append(slot.number)
             self._slots.pop(slot.number, None)
             slot.let_go(self.spec.driver)

@@ -203,7 +203,7 @@ class Gpu:
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether it is NVIDIA's, as far as is known."""
+        """Whether it is NVIDIA's, or of an unknown maker."""
         return self.vendor in (None, GpuVendor.NVIDIA)
 
     @property
