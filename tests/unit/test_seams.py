@@ -96,6 +96,18 @@ def test_strings_that_name_internals() -> None:
     assert found == {str(Path(folder, f"{name}.py")) for folder, names in STRINGS.items() for name in names.split()}
 
 
+def test_each_test_states_its_behaviour() -> None:
+    """Each test has a docstring; for helpers, names are enough, so ruff does not ask for any below tests/."""
+    tests = [
+        node
+        for path in FILES
+        for node in _nodes(path)
+        if isinstance(node, ast.FunctionDef) and node.name[:5] == "test_"
+    ]
+    assert len(tests) > 1000
+    assert [test.name for test in tests if not ast.get_docstring(test)] == []
+
+
 @pytest.mark.parametrize("seam", SEAMS, ids=_relative)
 def test_a_seam_has_what_its_folder_uses(seam: Path) -> None:
     """Another file of the folder imports each name of a seam, or reads it as an attribute of the seam."""
