@@ -122,8 +122,10 @@ class FixedHosts(Hosts):
             if not 0 <= self._limit_s < math.inf:
                 raise ValueError(f"{self._limit_s} is not a time in seconds")  # noqa: TRY301
         except ValueError as error:
-            problem = f"--rdzv-endpoint {job.rdzv_endpoint} --rdzv-conf {job.rdzv_conf}: {error}"
-            raise UsageError(problem, "give HOST:PORT and join_timeout=SECONDS") from None
+            settings = ",".join(f"{name}={value}" for name, value in job.rdzv_conf.items())
+            options = {"--rdzv-endpoint": job.rdzv_endpoint, "--rdzv-conf": settings}
+            given = " ".join(f"{option} {value}" for option, value in options.items() if value)
+            raise UsageError(f"{given}: {error}", "give HOST:PORT and join_timeout=SECONDS") from None
         ignored = [f"--rdzv-conf {name}" for name in job.rdzv_conf if name not in ("timeout", "join_timeout")]
         ignored += ["--local-addr"] if "local_addr" in job.typed else []
         if ignored:

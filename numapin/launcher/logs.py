@@ -118,10 +118,11 @@ class Logs:
             )
             source = open(path, "a+", errors="replace")  # noqa: SIM115 - for as long as the rank runs
             source.seek(0)
-            filters = getattr(self._job, f"duplicate_{stream}_filters")
-            sources.append(
-                (source, getattr(sys, stream), prefix, filters, os.path.join(folder, f"filtered_{stream}.log"))
-            )
+            filters, filtered = getattr(self._job, f"duplicate_{stream}_filters"), f"{folder}/filtered_{stream}.log"
+            if filters:
+                with open(filtered, "a"):  # under torchrun it is there, too, if no line matches
+                    pass
+            sources.append((source, getattr(sys, stream), prefix, filters, filtered))
         is_last = False
         while not is_last:
             is_last = self._ended.wait(_LOOK_S)
