@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.launching import NUMAPIN, environment, script
 from tests.waiting import wait_until
 
@@ -25,19 +27,13 @@ print("lives", *sorted(sys.modules.keys() & {{"enum", "typing", "re", "click"}})
 """
 
 
-def test_signals_are_held_back_before_anything_is_imported() -> None:
+@pytest.mark.parametrize(("command", "status"), [("run", 0), ("trace", 0), ("topo", -signal.SIGUSR1)])
+def test_signals_are_held_back_before_anything_is_imported(command: str, status: int) -> None:
     """The first statements of a launcher block SIGUSR1 and SIGUSR2; other commands keep their usual effect."""
-    status, out = _first_statements("run")
-    assert (status, out) == (0, "lives enum\n")  # from the test's own `signal`
-    assert _first_statements("trace")[0] == 0
-    assert _first_statements("topo")[0] == -signal.SIGUSR1
-
-
-def _first_statements(command: str) -> tuple[int, str]:
-    """Return status and output of the first statements of a command, in an interpreter that imports nothing else."""
     code = FIRST_STATEMENTS.format(command=command)
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    return done.returncode, done.stdout
+    assert done.returncode == status
+    assert command != "run" or done.stdout == "lives enum\n"  # from the test's own `signal`
 
 
 def test_a_signal_in_the_first_milliseconds_reaches_the_rank(tmp_path: Path) -> None:
@@ -56,24 +52,6 @@ def test_a_signal_in_the_first_milliseconds_reaches_the_rank(tmp_path: Path) -> 
 
 
 def _holds_back(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process blocks a signal, or has a handler for it."""
     lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk", "SigCgt"))]
     return any(mask >> (number - 1) & 1 for mask in masks)
-
-
-def test_a_host_that_waits_for_others(tmp_path: Path) -> None:
-    """`--nnodes 2` without an address says at once where it waits, and SIGTERM ends the wait."""
-    said = tmp_path / "err"
-    # Nothing listens at that port.
-    alone = ("--nnodes", "2", "--node-rank", "1", "--master-port", "1", "--nproc-per-node", "1")
-    with said.open("w") as err:
-        process = subprocess.Popen([*NUMAPIN, "run", "--quiet", *alone, script(tmp_path, "")], stderr=err)
-    try:
-        assert wait_until(lambda: "--nnodes 2: waiting for the other hosts at" in said.read_text(), limit_s=60)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
-        process.wait()
-    assert said.read_text().splitlines()[1:] == ["numapin: stopped by SIGTERM; all ranks have ended"]
