@@ -29,8 +29,6 @@ _PLAIN_PICKLE = pickle.dumps(None)[:2]
 
 
 class _Exploit:
-    """An object that makes a folder when it is unpickled."""
-
     def __init__(self, marker: str) -> None:
         self.marker = marker
 
@@ -59,7 +57,6 @@ def _decoded(value: bytes) -> bytes:
 
 
 def main() -> None:
-    """Attack as long as the store answers."""
     port, marker = int(sys.argv[1]), sys.argv[2]
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)

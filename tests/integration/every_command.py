@@ -15,7 +15,6 @@ from tests.integration.seam import main
 
 
 def status_of(words: list[str]) -> tuple[object, str]:
-    """Return the exit status of a command, and the name of an error that it did not catch."""
     sys.argv[1:] = [os.fsdecode(word.encode()) for word in words]  # as Python decodes arguments in this locale
     try:
         main()

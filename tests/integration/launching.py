@@ -70,8 +70,6 @@ _DROPPED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NUMAPIN_RUN_DIR", "XDG_R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A command that has ended."""
-
     status: int
     out: str
     err: str
@@ -151,7 +149,6 @@ def _last_words(process: subprocess.Popen[str], *, was_running: bool) -> str:
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run numapin and wait for its end."""
     if arguments and arguments[0] in _WITH_TORCH:
         return _forked("numapin", *arguments, cwd=cwd, changes=changes)
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
@@ -174,7 +171,6 @@ def forked_bench(*arguments: str, **changes: str) -> Done:
 
 
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, changes=changes)
 
 
@@ -227,7 +223,6 @@ def _forker(*imported: str) -> Forker:
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:
-    """Write a script and return its path."""
     path = folder / name
     path.write_text(text)
     return str(path)

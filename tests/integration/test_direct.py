@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from tests.integration.faulty import Job
-from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.integration.launching import NUMAPIN, call, numapin, script
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ os.write(1, f"{ranks}\\n".encode())
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
-    """Give a function that starts two ranks with a script; end what is left of the jobs afterwards."""
     yield lambda text: Job(tmp_path / "job", "numapin", [*TWO], text)
     while Job.started:
         Job.started.pop().clean()
@@ -113,16 +111,9 @@ def test_ranks_meet(tmp_path: Path) -> None:
 
 def test_stdin_and_programs(tmp_path: Path) -> None:
     """Ranks inherit stdin, as under torchrun, and may be any program."""
-    done = subprocess.run(
-        [*NUMAPIN, *DIRECT, "--nproc-per-node", "1", "--no-python", "sh", "-c", "cat; echo rank ${local_rank}"],
-        input="typed\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        cwd=tmp_path,
-    )
-    assert (done.returncode, done.stdout) == (0, "typed\nrank 0\n"), done.stderr
+    rank = ("--no-python", "sh", "-c", "cat; echo rank ${local_rank}")
+    done = call("sh", "-c", 'echo typed | "$@"', "sh", *NUMAPIN, *DIRECT, *rank, cwd=tmp_path)
+    assert (done.status, done.out) == (0, "typed\nrank 0\n"), done.err
 
 
 def test_port(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numapin import Plan
 
-pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder and the lines of `run` are made once
+pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder is made once
 
 FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
 """A name that a file can have."""
@@ -127,15 +127,11 @@ def _hostile(plan: Plan) -> Plan:
 # --- a broken check would hide every other failure -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "bad", [*"\x1b\x07\x9b\x85\x7f\t\b\r\u202e\u2066\u200e\u061c\u2028\u2029", "\x1b[7m", "\x1b[38;5;1m"]
-)
-def test_the_check_sees_what_is_hostile(bad: str) -> None:
+def test_the_check_sees_what_is_hostile() -> None:
     """The check finds each hostile name, a forged line, live-display sequences and bytes that are not valid text."""
-    assert Shown(status=0, raw=f"a{bad}b\r\n".encode()).problems()
-    assert Shown(status=0, raw=f"a\r\n{FORGED}".encode()).problems()
-    assert Shown(status=0, raw=b"\x1b[2K").problems()
-    assert Shown(status=0, raw=b"\x9b").problems()
+    names = (*"\x1b\x07\x9b\x85\x7f\t\b\r\u202e\u2066\u200e\u061c\u2028\u2029", "\x1b[7m", "\x1b[38;5;1m")
+    for bad in (*(f"a{name}b\r\n".encode() for name in names), f"a\r\n{FORGED}".encode(), b"\x1b[2K", b"\x9b"):
+        assert Shown(status=0, raw=bad).problems(), bad
     assert not Shown(status=0, raw="\x1b[1;31mé 名前\x1b[0m\r\n".encode()).problems()
 
 
@@ -192,34 +188,34 @@ def test_doctor(folder: Path) -> None:
 
 # --- errors on the command line --------------------------------------------------------------------------------------
 
-_WRONG = [
+_WRONG = {
     tuple(
         word.replace("QUOTED", repr(HOSTILE)).replace("HOSTILE", HOSTILE).replace("NOT_TEXT", NOT_TEXT)
         for word in line.split()
-    )
+    ): ""
     for line in Path(__file__).with_name("hostile-lines.txt").read_text().splitlines()
-]
-
-
-_WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
-    ((f"--{HOSTILE.replace(' ', '')}=1", "bad.json"), "no such option"),
-    ((HOSTILE,), "does not exist in"),
-    (("--nnodes", HOSTILE, "bad.json"), "--nnodes is "),
-    (("--nproc-per-node", HOSTILE, "bad.json"), "--nproc-per-node"),
-    (("--bind", HOSTILE, "bad.json"), "--bind"),
-    (("--max-restarts", HOSTILE, "bad.json"), "--max-restarts is "),
-)
+}
+_WRONG_FOR_RUN = {
+    ("run", f"--{HOSTILE.replace(' ', '')}=1", "bad.json"): "no such option",
+    ("run", HOSTILE): "does not exist in",
+    **{
+        ("run", option, HOSTILE, "bad.json"): f"{option}{says}"
+        for option, says in (("--nnodes", " is "), ("--nproc-per-node", ""), ("--bind", ""), ("--max-restarts", " is "))
+    },
+}
 
 
 def test_command_lines(folder: Path) -> None:
     """Messages that quote the command line, click's or numapin's, have visible characters only."""
-    lines = [*_WRONG, ("bench", "--help")]
+    lines = {**_WRONG, **_WRONG_FOR_RUN, ("bench", "--help"): ""}
     found = each(*lines, cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
-    for line, done in zip(lines, found, strict=True):
+    for (line, says), done in zip(lines.items(), found, strict=True):
         assert done.problems() == [], line
         assert (done.status == 0) == ("--help" in line), done.text
         assert "Traceback" not in done.text
         assert done.text.strip()
+        assert says in done.text
+        assert done.status == 2 or line not in _WRONG_FOR_RUN
 
 
 # --- running jobs ----------------------------------------------------------------------------------------------------
@@ -238,14 +234,13 @@ def _process(**changes: str) -> Iterator[int]:
 
 
 @contextmanager
-def _run(base: Path, name: str, pid: int, plan: dict[str, Any]) -> Iterator[Path]:
-    """Start a run whose folder, plan, command and record are hostile."""
+def _run(base: Path, pid: int, plan: dict[str, Any]) -> Iterator[Path]:
     with run_directory({"NUMAPIN_RUN_DIR": str(base)}) as made:
         record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": pid, "host": None}
         write_json(made, "plan.json", plan)
         write_json(made, "command.json", {"argv": ["numapin", HOSTILE], "pid": 1})
         write_json(made, "observed-0-0.json", {**record, "start": None, "applied": {HOSTILE: HOSTILE}})
-        folder = base / f"{Path(made).name}{name}"
+        folder = base / f"{Path(made).name}{FILE}"
         Path(made).rename(folder)
         yield folder
 
@@ -259,7 +254,7 @@ def test_running_job(folder: Path) -> None:
     variables = {"LOCAL_RANK": HOSTILE, "OMP_PLACES": HOSTILE, "OMP_PROC_BIND": HOSTILE, "GOMP_CPU_AFFINITY": "0"}
     with ExitStack() as stack:
         pid = stack.enter_context(_process(**variables))
-        run = stack.enter_context(_run(base, FILE, pid, plan))
+        run = stack.enter_context(_run(base, pid, plan))
         there = {"NUMAPIN_RUN_DIR": str(base)}
         verified, told, attached, once, *_ = shown(
             ("verify",),
@@ -279,7 +274,7 @@ def test_running_job(folder: Path) -> None:
         live = on_terminal([*interrupted, *NUMAPIN, "top", "--interval", "0.1", str(run)])
         assert "swap:" in live.text
         assert (live.status, live.problems(live=True)) == (0, [])
-        stack.enter_context(_run(base, FILE, pid, plan))
+        stack.enter_context(_run(base, pid, plan))
         (both,) = shown(("verify",), **there)
         assert both.status == 2
         assert both.text.count("numapin $'<b>a\\e[38;5;196mr\\e]0;owned") == 2
@@ -288,41 +283,20 @@ def test_running_job(folder: Path) -> None:
 # --- starting jobs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def of_run(folder: Path) -> dict[str, Shown]:
-    """Run every command line of `numapin run` in processes that share torch's import; return the output by message."""
-    options = ("--nproc-per-node", "1", "--bind", "exclusive", "--report", str(folder / f"{FILE}.json"))
-    lines = {
-        **{says: ("run", *line) for line, says in _WRONG_FOR_RUN},
-        "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
-        "fails": ("run", *options, f"{FILE}.py"),
-    }
-    found = each(*lines.values(), cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
-    return dict(zip(lines, found, strict=True))
+def test_run(folder: Path) -> None:
+    """The table, the verification and the block of a hostile script have visible characters only.
 
-
-@pytest.mark.parametrize("says", [says for _, says in _WRONG_FOR_RUN])
-def test_command_lines_of_run(says: str, of_run: dict[str, Shown]) -> None:
-    """Messages that quote the command line have visible characters only."""
-    assert of_run[says].problems() == []
-    assert of_run[says].status == 2
-    assert says in of_run[says].text
-
-
-def test_run_that_fails(of_run: dict[str, Shown]) -> None:
-    """The table, the verification and the block of a hostile script have visible characters only."""
-    done = of_run["fails"]
-    assert done.problems() == [], done.raw
-    assert done.status == 1
-    assert "numapin: error: <b>a�[38;5;196mr" in done.text
-    assert "  failed  exit status 3" in done.text
-
-
-def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> None:
-    """--dry-run writes lines that bash accepts, with the exact arguments and no invisible characters."""
-    done = of_run["dry"]
-    assert (done.problems(), done.status) == ([], 0)
-    (line,) = [line for line in done.text.replace("\r", "").split("\n") if line.startswith("rank 0: ")]
+    --dry-run writes lines that bash accepts, with the exact arguments and no invisible characters.
+    """
+    ranks, name = ("--nproc-per-node", "1"), f"{FILE}.py"
+    options = (*ranks, "--bind", "exclusive", "--report", str(folder / f"{FILE}.json"))
+    lines = (("run", *options, name), ("run", *ranks, "--dry-run", name, *_ARGUMENTS))
+    fails, dry = each(*lines, cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
+    assert (fails.problems(), fails.status) == ([], 1), fails.raw
+    assert "numapin: error: <b>a�[38;5;196mr" in fails.text
+    assert "  failed  exit status 3" in fails.text
+    assert (dry.problems(), dry.status) == ([], 0)
+    (line,) = [line for line in dry.text.replace("\r", "").split("\n") if line.startswith("rank 0: ")]
     told = subprocess.run(["bash", "-c", line.removeprefix("rank 0: ")], capture_output=True, check=True, cwd=folder)
     assert told.stdout.decode() == f"{list(_ARGUMENTS)}\n"
 

@@ -102,34 +102,6 @@ if __name__ == "__main__":
 """
 
 
-def _all_kinds(folder: Path, *command: str) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """Start a command, whose only rank runs STARTS_ALL_KINDS; return it and the processes that this has started."""
-    written = folder / "pids"
-    process = subprocess.Popen([*command, script(folder, STARTS_ALL_KINDS), str(written)], env=environment())
-    if not wait_until(lambda: written.exists() or process.poll() is not None, limit_s=60):
-        process.kill()
-    assert written.exists(), process.wait(60)
-    return process, [*map(int, written.read_text().split())]
-
-
-@pytest.mark.parametrize(
-    ("number", "shell"),
-    [(signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGINT, False)],
-)
-def test_a_launcher_that_a_signal_ends(tmp_path: Path, number: signal.Signals, *, shell: bool) -> None:
-    """Nothing that its ranks started is left, whatever session it is in, even if the launcher cannot end it."""
-    below_shell = ("--no-python", "bash", "-c", f'{sys.executable} "$@"; exit', "bash")
-    options = ("--quiet", "--nproc-per-node", "1", "--shutdown-timeout", "1", *(below_shell if shell else ()))
-    launcher, pids = _all_kinds(tmp_path, *NUMAPIN, "run", *options)
-    try:
-        assert len(pids) == 5
-        launcher.send_signal(number)
-        launcher.wait(60)
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=60 if number == signal.SIGKILL else 0)
-    finally:
-        _kill(*pids)
-
-
 SPAWNS = """
 import sys, numapin
 from ranks import main
@@ -138,15 +110,42 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_caller_of_spawn_that_a_signal_ends(tmp_path: Path, number: signal.Signals) -> None:
-    """The same holds for spawn, whose caller keeps its own reaction to signals."""
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [
+        *(("a launcher around a shell", number) for number in (signal.SIGKILL, signal.SIGTERM)),
+        ("a launcher", signal.SIGINT),
+        ("a launcher around another", signal.SIGKILL),
+        *(("a caller of spawn", number) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)),
+    ],
+)
+def test_who_ends_with_a_signal(tmp_path: Path, who: str, number: signal.Signals) -> None:
+    """Nothing that its ranks started is left, whatever session it is in, even if the launcher cannot end it.
+
+    A caller of spawn keeps its own reaction to signals.
+    """
     script(tmp_path, STARTS_ALL_KINDS, "ranks.py")
-    caller, pids = _all_kinds(tmp_path, sys.executable, script(tmp_path, SPAWNS, "spawns.py"))
+    run = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "1", "--shutdown-timeout", "1"]
+    nested = f"import subprocess, sys; subprocess.run([*{run!r}, *sys.argv[1:]])"
+    commands = {
+        "a launcher": run,
+        "a launcher around a shell": [*run, "--no-python", "bash", "-c", f'{sys.executable} "$@"; exit', "bash"],
+        "a launcher around another": [*run, script(tmp_path, nested, "nested.py")],
+        "a caller of spawn": [sys.executable, script(tmp_path, SPAWNS, "spawns.py")],
+    }
+    written = tmp_path / "pids"
+    process = subprocess.Popen([*commands[who], str(tmp_path / "ranks.py"), str(written)], env=environment())
+    if not wait_until(lambda: written.exists() or process.poll() is not None, limit_s=60):
+        process.kill()
+    assert written.exists(), process.wait(60)
+    pids = [*map(int, written.read_text().split())]
     try:
-        caller.send_signal(number)
-        assert caller.wait(60) == -number
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=60)
+        assert len(pids) == 5
+        process.send_signal(number)
+        status, is_launcher = process.wait(60), who != "a caller of spawn"
+        assert status == (128 + number if number == signal.SIGTERM and is_launcher else -number)
+        has_ended_them = number != signal.SIGKILL and is_launcher
+        assert wait_until(lambda: all(map(gone, pids)), limit_s=0 if has_ended_them else 60)
     finally:
         _kill(*pids)
 
@@ -214,19 +213,6 @@ def test_the_guardian_of_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.M
             assert wait_until(lambda: gone(guardian), limit_s=60)
         finally:
             rank.kill()
-
-
-def test_a_launcher_inside_a_rank(tmp_path: Path) -> None:
-    """If an outer launcher is killed, nothing is left of an inner one's ranks either."""
-    inner = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "1"]
-    nested = f"import subprocess, sys; subprocess.run([*{inner!r}, *sys.argv[1:]])"
-    launcher, pids = _all_kinds(tmp_path, *inner, script(tmp_path, nested, "nested.py"))
-    try:
-        launcher.kill()
-        launcher.wait(60)
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=60)
-    finally:
-        _kill(*pids)
 
 
 def _kill(*pids: int) -> None:

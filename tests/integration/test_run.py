@@ -61,9 +61,12 @@ class TestBinding:
 
     @needs_two_cpus
     def test_exclusive_ranks_are_where_the_plan_says(self, tmp_path: Path) -> None:
-        """Each exclusive rank runs on its own cores from its first instruction on, as the kernel reports."""
+        """Each exclusive rank runs on its own cores from its first instruction on, as the kernel reports.
+
+        The table of bindings goes to stderr.
+        """
         done = numapin("run", "--nproc-per-node", "2", "--bind", "exclusive", script(tmp_path, DUMP))
-        assert done.status == 0, done.err
+        assert (done.status, "rank  GPU  node  CPUs" in done.err) == (0, True), done.err
         ranks = done.json_lines()
         assert [rank["cpus"] for rank in ranks] == [json.loads(rank["NUMAPIN_BINDING"])["cpus"] for rank in ranks]
         assert ranks[0]["cpus"] != ranks[1]["cpus"]
@@ -122,133 +125,111 @@ class TestBinding:
         done = call("sh", "-c", command, PYTHONUNBUFFERED="")  # Python tries to flush the rest when it exits
         assert (done.status, done.out) == (0, "ran\n")
 
-    def test_quiet(self, tmp_path: Path) -> None:
-        """The table of bindings goes to stderr, and --quiet hides it."""
-        path = script(tmp_path, "")
-        assert "rank  GPU  node  CPUs" in numapin("run", "--nproc-per-node", "1", path).err
-        assert numapin("run", "--quiet", "--nproc-per-node", "1", path).err == ""
+
+def test_refused_policy_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Under a seccomp filter the ranks keep their CPUs; the launcher reports the refusal once, with the remedy."""
+    options = ("run", "--memory", "bind=0", "--nproc-per-node", "2", script(tmp_path, DUMP))
+    done = call(*REFUSE_POLICY, *NUMAPIN, *options, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+    assert done.status == 0, done.err
+    assert done.err.count("memory policy 'bind' was refused") == 1, done.err
+    assert "--cap-add SYS_NICE" in done.err
+    for record in observed(tmp_path / "runs"):
+        assert record["applied"]["cpus"] == record["requested"]["cpus"]
+        assert record["applied"]["memory"] is None
+        assert "refused" in record["requested"]["reason"]
 
 
-class TestMemoryPolicy:
-    """Memory policies that the kernel accepts or refuses. Tests with several nodes are in tests/vm."""
-
-    def test_refused_policy_is_told_once_and_the_run_goes_on(self, tmp_path: Path) -> None:
-        """Under a seccomp filter the ranks keep their CPUs; the launcher reports the refusal once, with the remedy."""
-        options = ("run", "--memory", "bind=0", "--nproc-per-node", "2", script(tmp_path, DUMP))
-        done = call(*REFUSE_POLICY, *NUMAPIN, *options, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
-        assert done.status == 0, done.err
-        assert done.err.count("memory policy 'bind' was refused") == 1, done.err
-        assert "--cap-add SYS_NICE" in done.err
-        for record in observed(tmp_path / "runs"):
-            assert record["applied"]["cpus"] == record["requested"]["cpus"]
-            assert record["applied"]["memory"] is None
-            assert "refused" in record["requested"]["reason"]
-
-    def test_a_refusal_that_was_not_foreseen(self, tmp_path: Path) -> None:
-        """A rank reports a refusal that the rehearsal did not meet, and its program sees it in its binding."""
-        plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
-        plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
-        handed_over: dict[str, str] = {}
-        handover.hand_over(Plan.from_json(json.dumps(plan)), str(tmp_path), handed_over)
-        shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
-        done = call(
-            *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
-            NUMAPIN_SLICE_0=handed_over["NUMAPIN_SLICE_0"],
-            NUMAPIN_RUN_DIR=str(tmp_path),
-            RANK="0",
-            TORCHELASTIC_RESTART_COUNT="0",
-        )
-        assert done.err.startswith("numapin: rank 0: memory policy 'bind' was refused"), done.err
-        (rank,) = done.json_lines()
-        binding = json.loads(rank["NUMAPIN_BINDING"])
-        assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
-        assert ("NUMAPIN_SLICE_0" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
-        requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
-        assert requested == plan["ranks"][0]
-
-
-class TestFaults:
-    """Ranks and launchers that die."""
-
-    def test_interrupt_while_starting(self, tmp_path: Path) -> None:
-        """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
-        with subprocess.Popen(
-            [
-                *NUMAPIN,
-                "run",
-                *torchs_store(),
-                "--nproc-per-node",
-                "1",
-                script(tmp_path, "import time; time.sleep(300)"),
-            ],
-            stderr=subprocess.PIPE,
-            env=environment(),
-        ) as process:
-            assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
-            time.sleep(0.3)  # it is importing torch then, and part of that catches every exception
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGINT, err.decode()
-
-    def test_unresolvable_host_name(self, tmp_path: Path) -> None:
-        """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""
-        path = script(tmp_path, "import os; print(os.environ['MASTER_ADDR'])")
-        probe = call("unshare", "--uts", "true") if shutil.which("unshare") else Done(status=1, out="", err="")
-        if probe.status != 0:
-            pytest.skip("no right to make a UTS namespace here (unshare --uts)")
-        lookups = tmp_path / "lookups"
-        lookups.mkdir()
-        (lookups / "sitecustomize.py").write_text(
-            "import socket\n"
-            "def refuse(*args, **kwargs):\n"
-            "    if args[0] not in (None, '127.0.0.1', 'localhost'): raise AssertionError(f'asked for {args[0]}')\n"
-            "    return real(*args, **kwargs)\n"
-            "real, socket.getaddrinfo = socket.getaddrinfo, refuse\n"
-            "socket.gethostbyaddr = socket.gethostbyname = refuse\n"
-        )
-        line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run --nproc-per-node 1 {path}"
-        done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
-        assert (done.status, done.out.strip()) == (0, "127.0.0.1"), done.err
-
-
-class TestBadInput:
-    """Mistakes that depend on the machine, as in tests/recorded/errors.txt; no rank is started."""
-
-    @pytest.mark.parametrize(
-        ("arguments", "status", "told"),
-        [
-            (["--memory", "bind=63", "s.py"], 2, "node 63 has no host memory that this process may use; usable: 0"),
-            (["--reserve-cpus", "4000-4001", "s.py"], 2, "CPUs 4000-4001 do not exist; online are 0"),
-            (["--nproc-per-node", "gpu", "s.py"], 2, "CUDA shows no GPU\n  hint: see why with: numapin doctor"),
-            (
-                ["--virtual-local-rank", "--nproc-per-node", "2", "s.py"],
-                2,
-                "--virtual-local-rank shows each rank one GPU; there are 2 ranks and 1 GPU\n",
-            ),
-            (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),
-        ],
+def test_a_refusal_that_was_not_foreseen(tmp_path: Path) -> None:
+    """A rank reports a refusal that the rehearsal did not meet, and its program sees it in its binding."""
+    plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
+    plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
+    handed_over: dict[str, str] = {}
+    handover.hand_over(Plan.from_json(json.dumps(plan)), str(tmp_path), handed_over)
+    shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
+    done = call(
+        *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
+        NUMAPIN_SLICE_0=handed_over["NUMAPIN_SLICE_0"],
+        NUMAPIN_RUN_DIR=str(tmp_path),
+        RANK="0",
+        TORCHELASTIC_RESTART_COUNT="0",
     )
-    def test_told(self, tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
-        """The status fits the kind of error, and the message names the input."""
-        script(tmp_path, "raise SystemExit('a rank was started')", "s.py")
-        done = numapin("run", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-        assert (done.status, told in done.err) == (status, True), done.err
-        assert "a rank was started" not in done.err
-        assert "Traceback" not in done.err
-
-    def test_missing_libnuma(self, tmp_path: Path) -> None:
-        """Without libnuma, which py-libnuma reports as AttributeError, the status is 3 and the package is named."""
-        stand_in = tmp_path / "numa"
-        stand_in.mkdir()
-        (stand_in / "__init__.py").write_text("raise AttributeError('undefined symbol: numa_num_possible_nodes')")
-        for command in (["topo"], ["run", "--nproc-per-node", "1", script(tmp_path, "")]):
-            done = numapin(*command, PYTHONPATH=str(tmp_path))
-            assert done.status == 3, done.err
-            assert "libnuma could not be loaded" in done.err
-            assert "apt-get install libnuma1" in done.err
+    assert done.err.startswith("numapin: rank 0: memory policy 'bind' was refused"), done.err
+    (rank,) = done.json_lines()
+    binding = json.loads(rank["NUMAPIN_BINDING"])
+    assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
+    assert ("NUMAPIN_SLICE_0" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
+    requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
+    assert requested == plan["ranks"][0]
 
 
-@pytest.mark.parametrize("most", [9, 13, 16, 31])
+def test_interrupt_while_starting(tmp_path: Path) -> None:
+    """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
+    words = ("run", *torchs_store(), "--nproc-per-node", "1", script(tmp_path, "import time; time.sleep(300)"))
+    with subprocess.Popen([*NUMAPIN, *words], stderr=subprocess.PIPE, env=environment()) as process:
+        assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
+        time.sleep(0.3)  # it is importing torch then, and part of that catches every exception
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, err.decode()
+
+
+def test_unresolvable_host_name(tmp_path: Path) -> None:
+    """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""
+    path = script(tmp_path, "import os; print(os.environ['MASTER_ADDR'])")
+    probe = call("unshare", "--uts", "true") if shutil.which("unshare") else Done(status=1, out="", err="")
+    if probe.status != 0:
+        pytest.skip("no right to make a UTS namespace here (unshare --uts)")
+    lookups = tmp_path / "lookups"
+    lookups.mkdir()
+    (lookups / "sitecustomize.py").write_text(
+        "import socket\n"
+        "def refuse(*args, **kwargs):\n"
+        "    if args[0] not in (None, '127.0.0.1', 'localhost'): raise AssertionError(f'asked for {args[0]}')\n"
+        "    return real(*args, **kwargs)\n"
+        "real, socket.getaddrinfo = socket.getaddrinfo, refuse\n"
+        "socket.gethostbyaddr = socket.gethostbyname = refuse\n"
+    )
+    line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run --nproc-per-node 1 {path}"
+    done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
+    assert (done.status, done.out.strip()) == (0, "127.0.0.1"), done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["--memory", "bind=63", "s.py"], 2, "node 63 has no host memory that this process may use; usable: 0"),
+        (["--reserve-cpus", "4000-4001", "s.py"], 2, "CPUs 4000-4001 do not exist; online are 0"),
+        (["--nproc-per-node", "gpu", "s.py"], 2, "CUDA shows no GPU\n  hint: see why with: numapin doctor"),
+        (
+            ["--virtual-local-rank", "--nproc-per-node", "2", "s.py"],
+            2,
+            "--virtual-local-rank shows each rank one GPU; there are 2 ranks and 1 GPU\n",
+        ),
+        (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),
+    ],
+)
+def test_told(tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
+    """The status fits the kind of error, and the message names the input."""
+    script(tmp_path, "raise SystemExit('a rank was started')", "s.py")
+    done = numapin("run", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert (done.status, told in done.err) == (status, True), done.err
+    assert "a rank was started" not in done.err
+    assert "Traceback" not in done.err
+
+
+def test_missing_libnuma(tmp_path: Path) -> None:
+    """Without libnuma, which py-libnuma reports as AttributeError, the status is 3 and the package is named."""
+    stand_in = tmp_path / "numa"
+    stand_in.mkdir()
+    (stand_in / "__init__.py").write_text("raise AttributeError('undefined symbol: numa_num_possible_nodes')")
+    for command in (["topo"], ["run", "--nproc-per-node", "1", script(tmp_path, "")]):
+        done = numapin(*command, PYTHONPATH=str(tmp_path))
+        assert done.status == 3, done.err
+        assert "libnuma could not be loaded" in done.err
+        assert "apt-get install libnuma1" in done.err
+
+
+@pytest.mark.parametrize("most", [9, 31])
 def test_too_few_open_files(tmp_path: Path, most: int) -> None:
     """A launcher that may not open as many files as it needs says so before it starts anything."""
     limited = ("bash", "-c", f'ulimit -n {most}; exec "$@"', "bash")

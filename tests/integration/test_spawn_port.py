@@ -117,12 +117,11 @@ def test_the_attack_has_teeth() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize(("user", "told"), [(0, "answered"), (_NOBODY, "closed")])
-def test_the_store_is_closed_to_other_users(user: int, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_store_is_closed_to_other_users(capfd: pytest.CaptureFixture[str]) -> None:
     """Another user's connection is closed at once, as in `numapin run`; the hint is what a caller of spawn can do."""
-    assert numapin.spawn(calls.knock, (user,)) == (told,)
+    assert numapin.spawn(calls.knock, (0, _NOBODY)) == (["answered", "closed"],)
     err = capfd.readouterr().err
-    assert ("hint: give its process group a port of its own" in err) == (told == "closed")
+    assert err.count("hint: give its process group a port of its own") == 1
     assert "numapin run" not in err
 
 
