@@ -1,4 +1,4 @@
-"""`numapin run` on one host, without torch in the launcher."""
+"""`numapin run` on one host, without torch in the launcher: its start, its store, its end, and signals at any time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,8 @@ import pytest
 import torch
 
 from tests.integration.faulty import Job
-from tests.integration.launching import NUMAPIN, call, numapin, script
+from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.terminals import on_terminal
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
@@ -46,6 +49,21 @@ dist.new_group([1, 0])
 dist.monitored_barrier()
 dist.destroy_process_group()
 os.write(1, f"{ranks}\\n".encode())
+"""
+
+
+FIRST_STATEMENTS = """
+import os, signal, sys
+sys.modules["numapin.cli.main"] = None  # what comes next cannot be imported
+sys.argv[1:] = [{command!r}]
+from numapin.cli.entry import main
+try:
+    main()
+except ImportError:
+    pass
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR2)
+print("lives", *sorted(sys.modules.keys() & {{"enum", "typing", "re", "click"}}))
 """
 
 
@@ -114,6 +132,58 @@ def test_stdin_and_programs(tmp_path: Path) -> None:
     rank = ("--no-python", "sh", "-c", "cat; echo rank ${local_rank}")
     done = call("sh", "-c", 'echo typed | "$@"', "sh", *NUMAPIN, *DIRECT, *rank, cwd=tmp_path)
     assert (done.status, done.out) == (0, "typed\nrank 0\n"), done.err
+
+
+SHOWS_ITSELF = """
+import os, sys
+what = [__name__, *sys.argv, "__file__" in globals(), sys.stdin.read()]
+os.write(1, f"{what}\\n".encode())
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1:] == ["restart"])
+"""
+
+
+def test_every_rank_gets_the_script_on_stdin(tmp_path: Path) -> None:
+    """Under torchrun one rank gets it; here all do, and restarted ones, with the same names and an empty stdin.
+
+    A terminal has no script, because ranks have sessions of their own and cannot read it.
+    """
+    line = "['__main__', '-', 'restart', True, '']\n"
+    path = script(tmp_path, SHOWS_ITSELF)
+    done = call("sh", "-c", f'"$@" < {path}', "sh", *NUMAPIN, *DIRECT, *TWO, "--max-restarts", "1", "-", "restart")
+    assert done.out in (3 * line, 4 * line), done.err  # the first to fail may end the other
+    assert done.status == 0
+    typed = on_terminal([*NUMAPIN, *DIRECT, "-"])
+    assert (typed.status, typed.text) == (
+        2,
+        "numapin: error: the script - is read from stdin, which is a terminal\r\n  hint: numapin run - < train.py\r\n",
+    )
+
+
+@pytest.mark.parametrize(("command", "status"), [("run", 0), ("trace", 0), ("topo", -signal.SIGUSR1)])
+def test_signals_are_held_back_before_anything_is_imported(command: str, status: int) -> None:
+    """The first statements of a launcher block SIGUSR1 and SIGUSR2; other commands keep their usual effect."""
+    code = FIRST_STATEMENTS.format(command=command)
+    done = call(sys.executable, "-c", code)
+    assert done.status == status
+    assert command != "run" or done.out == "lives enum\n"  # from the test's own `signal`
+
+
+def test_a_signal_in_the_first_milliseconds_reaches_the_rank(tmp_path: Path) -> None:
+    """A signal that comes as soon as the launcher holds it back is delivered once the rank handles it."""
+    handler = "lambda *_: (print('took', flush=True), sys.exit())"
+    text = f"import signal, sys, time\nsignal.signal(signal.SIGUSR1, {handler})\ntime.sleep(60)\n"
+    command = [*NUMAPIN, *DIRECT, script(tmp_path, text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+
+        def holds_back() -> bool:
+            lines = Path(f"/proc/{process.pid}/status").read_text(errors="replace").splitlines()
+            masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk", "SigCgt"))]
+            return any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in masks)
+
+        assert wait_until(holds_back, limit_s=60)
+        process.send_signal(signal.SIGUSR1)
+        assert process.communicate(timeout=120)[0] == "took\n"
+    assert process.returncode == 0
 
 
 def test_port(tmp_path: Path) -> None:

@@ -70,15 +70,17 @@ def become(*arguments: str, **changes: str) -> dict[str, str]:
 
 @needs_two_cpus
 def test_its_own_part(dump: tuple[str, ...]) -> None:
-    """The launcher's process becomes the command: rank 1 of 2 has the second CPU and two variables more.
+    """The launcher's process becomes the command: rank 1 of 2 has the second CPU, and two variables more.
 
-    CUDA_VISIBLE_DEVICES is unchanged. How other launchers number a task is recorded in tests/unit/tasks.
+    CUDA_VISIBLE_DEVICES is unchanged. How other launchers number a task is recorded in tests/unit/tasks. The memory
+    policy is set before the command starts; `local` is MPOL_LOCAL, or MPOL_PREFERRED on older kernels.
     """
-    for bind in ("exclusive", "none"):
-        shell = ("sh", "-c", 'echo $$; exec "$@"', "sh")
-        done = start(*shell, *NUMAPIN, "exec", "--bind", bind, *dump, CUDA_VISIBLE_DEVICES="3,1", **TASK)
+    for bind, memory, modes in (("exclusive", "interleave=0", ["3"]), ("none", "local", ["4", "1"])):
+        command = ("sh", "-c", 'echo $$; exec "$@"', "sh", *NUMAPIN, "exec", "--bind", bind, "--memory", memory)
+        done = start(*command, *dump, CUDA_VISIBLE_DEVICES="3,1", **TASK)
         (found,) = done.json_lines()
         assert done.out.splitlines()[0] == found["pid"]
+        assert found["mode"] in modes
         if bind == "exclusive":
             assert (found["cpus"], found["CUDA_VISIBLE_DEVICES"]) == (str(CPUS[1]), "3,1")
             binding = json.loads(found["NUMAPIN_BINDING"])
@@ -89,12 +91,6 @@ def test_its_own_part(dump: tuple[str, ...]) -> None:
                 *({"RANK"} - environment().keys()),
                 *("cpus", "mode", "pid"),
             }
-
-
-def test_memory_policy(dump: tuple[str, ...]) -> None:
-    """The policy is set before the command starts; `local` is MPOL_LOCAL, or MPOL_PREFERRED on older kernels."""
-    assert become("--memory", "local", *dump, **TASK)["mode"] in ("4", "1")
-    assert become("--memory", "interleave=0", *dump, **TASK)["mode"] == "3"
 
 
 def test_the_nic_of_a_plan(dump: tuple[str, ...], tmp_path: Path) -> None:

@@ -124,18 +124,12 @@ def _hostile(plan: Plan) -> Plan:
     return replace(plan, ranks=ranks, warnings=(HOSTILE, "é"))
 
 
-# --- a broken check would hide every other failure -------------------------------------------------------------------
-
-
 def test_the_check_sees_what_is_hostile() -> None:
     """The check finds each hostile name, a forged line, live-display sequences and bytes that are not valid text."""
     names = (*"\x1b\x07\x9b\x85\x7f\t\b\r\u202e\u2066\u200e\u061c\u2028\u2029", "\x1b[7m", "\x1b[38;5;1m")
     for bad in (*(f"a{name}b\r\n".encode() for name in names), f"a\r\n{FORGED}".encode(), b"\x1b[2K", b"\x9b"):
         assert Shown(status=0, raw=bad).problems(), bad
     assert not Shown(status=0, raw="\x1b[1;31mé 名前\x1b[0m\r\n".encode()).problems()
-
-
-# --- machines and plans ----------------------------------------------------------------------------------------------
 
 
 def test_machine(folder: Path) -> None:
@@ -186,8 +180,6 @@ def test_doctor(folder: Path) -> None:
     )
 
 
-# --- errors on the command line --------------------------------------------------------------------------------------
-
 _WRONG = {
     tuple(
         word.replace("QUOTED", repr(HOSTILE)).replace("HOSTILE", HOSTILE).replace("NOT_TEXT", NOT_TEXT)
@@ -216,9 +208,6 @@ def test_command_lines(folder: Path) -> None:
         assert done.text.strip()
         assert says in done.text
         assert done.status == 2 or line not in _WRONG_FOR_RUN
-
-
-# --- running jobs ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -280,9 +269,6 @@ def test_running_job(folder: Path) -> None:
         assert both.text.count("numapin $'<b>a\\e[38;5;196mr\\e]0;owned") == 2
 
 
-# --- starting jobs ---------------------------------------------------------------------------------------------------
-
-
 def test_run(folder: Path) -> None:
     """The table, the verification and the block of a hostile script have visible characters only.
 
@@ -322,9 +308,6 @@ def test_job(folder: Path) -> None:
     assert HOSTILE in job["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
-# --- traces ----------------------------------------------------------------------------------------------------------
-
-
 def test_trace(folder: Path) -> None:
     """Names of kernels, operators, files, a rank's reason and the output folder are printed visibly."""
     made = loop(steps=4, wait=300, copy=200, compute=500, memory="Pageable")
@@ -347,9 +330,6 @@ def test_trace(folder: Path) -> None:
     assert (read.status, other.status) == (0, 0)
     assert "]0;owned" in read.text
     assert all(line.isprintable() for line in (output / "report.json").read_text().split("\n"))
-
-
-# --- Python's own report of numapin's errors -------------------------------------------------------------------------
 
 
 def test_uncaught_error_of_spawn() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,47 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, environment, numapin, script
+from tests.integration.faulty import Job
+from tests.integration.launching import NUMAPIN, environment, script
 from tests.integration.seam import guarded, proc, run_folder, write_json
 from tests.waiting import gone, wait_until
 
 STARTS_CHILDREN = """
-import json, os, signal, sys, time
-folder, restart, rank = sys.argv[1], os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 def start(how, stubborn):
-    pid = os.fork()
-    if pid:
-        return pid
-    how()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(1, 2)
-    if stubborn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.execlp("sleep", "sleep", "300")
-def lives(pid):
+    if os.fork() == 0:
+        how()
+        if stubborn:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        mark("child")
+        os.execlp("sleep", "sleep", "300")
+def lives(path):
     try:
-        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+        return open(f"/proc/{path.rpartition('.')[2]}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-if restart == "1":
+if restart == 1:
     if rank == "0":
-        pids = [pid for path in ("0", "1") for pid in json.load(open(f"{folder}/{path}")).values()]
-        print(*filter(lives, pids), "live")
-        with open(f"{folder}/stays", "w") as file:
-            file.write(str(start(os.setpgrp, False)))
+        mark("left" if any(map(lives, glob.glob(f"{folder}/child.*"))) else "clean")
+        start(os.setpgrp, False)
+        wait_for("child.0.1.*")
     sys.exit(0)
-pids = {
-    "a child": start(lambda: None, False),
-    "one that ignores SIGTERM": start(lambda: None, True),
-    "one in its own process group": start(os.setpgrp, True),
-    "one in its own session": start(os.setsid, False),
-    "the same, ignoring SIGTERM": start(os.setsid, True),
-}
-with open(f"{folder}/{rank}.new", "w") as file:
-    json.dump(pids, file)
-os.rename(f"{folder}/{rank}.new", f"{folder}/{rank}")
-while not all(os.path.exists(f"{folder}/{other}") for other in "01"):
-    time.sleep(0.02)
+for how, stubborn in ((int, False), (int, True), (os.setpgrp, True), (os.setsid, False), (os.setsid, True)):
+    start(how, stubborn)
+wait_for("child.*", 10)
 if rank == "1":
     sys.exit(1)
 time.sleep(300)
@@ -59,17 +44,18 @@ time.sleep(300)
 
 
 def test_children_of_ranks_are_gone_before_a_restart(tmp_path: Path) -> None:
-    """Ranks that fail or are ended leave no process to the next round; ranks that succeed may."""
-    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1", "--quiet")
-    (tmp_path / "marks").mkdir()
-    done = numapin("run", *options, script(tmp_path, STARTS_CHILDREN), str(tmp_path / "marks"))
-    left = {path.name: path.read_text() for path in (tmp_path / "marks").iterdir()}
+    """Ranks that fail or are ended leave no process to the next round; ranks that succeed may.
+
+    Some ignore SIGTERM, or are in a process group or a session of their own.
+    """
+    options = ["--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1"]
+    job = Job(tmp_path / "job", "numapin", options, STARTS_CHILDREN)
     try:
-        assert done.status == 0, done.err
-        assert done.out == "live\n"
-        assert not gone(int(left["stays"]))
+        assert job.wait() == 0, job.err
+        assert (len(job.marked("clean")), job.marked("left")) == (1, [])
+        assert [gone(pid) for *_, pid in job.marked("child", restart=1)] == [False]
     finally:
-        _kill(*json.loads(left["0"]).values(), *json.loads(left["1"]).values(), int(left["stays"]))
+        Job.started.pop().clean()
 
 
 # Starts processes that nothing but numapin could end, writes their ids to the file argv[-1], and waits.
@@ -147,15 +133,13 @@ def test_who_ends_with_a_signal(tmp_path: Path, who: str, number: signal.Signals
         has_ended_them = number != signal.SIGKILL and is_launcher
         assert wait_until(lambda: all(map(gone, pids)), limit_s=0 if has_ended_them else 60)
     finally:
-        _kill(*pids)
-
-
-def _children_of(pid: int) -> list[int]:
-    return proc.children_of().get(pid, [])
+        for pid in pids:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _guardian_of(launcher: int) -> int | None:
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _children_of(launcher)}
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proc.children_of().get(launcher, [])}
     return next((pid for pid, line in lines.items() if b"launcher.guardian" in line), None)
 
 
@@ -213,9 +197,3 @@ def test_the_guardian_of_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.M
             assert wait_until(lambda: gone(guardian), limit_s=60)
         finally:
             rank.kill()
-
-
-def _kill(*pids: int) -> None:
-    for pid in pids:
-        if not gone(pid):
-            os.kill(pid, signal.SIGKILL)

@@ -284,11 +284,7 @@ def test_output_of_a_trace(place: Path, tmp_path: Path) -> None:
     before = [_tree(path) for path in (place / "folder", place / "open", private)]
     makes = ("--nproc-per-node", "1", script(tmp_path, "print('ran')"))
     reads = ("--read", str(trace))
-    for output, words, verb in (
-        ("folder", makes, "used"),
-        ("open", reads, "written"),
-        ("link/a/b", reads, "written"),
-    ):
+    for output, words, verb in (("folder", makes, "used"), ("open", reads, "written"), ("link/a/b", reads, "written")):
         done = numapin("trace", "--output", str(place / output), *words, TMPDIR=str(place))
         assert (done.status, done.out) == (1, "")
         assert f"{place / output} cannot be {verb}: " in done.err
