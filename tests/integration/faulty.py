@@ -1,8 +1,4 @@
-"""Jobs that are disturbed on purpose, and what they leave behind.
-
-Input: a launcher's command line and a script for its ranks. Output: the marks that ranks leave, and the remaining
-processes and files, in words that are the same in every run.
-"""
+"""Jobs that are disturbed on purpose: the marks that their ranks leave, and what remains, always in the same words."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 import time
 import uuid
@@ -21,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tests.integration.forking import CommandLine
-from tests.integration.launching import environment, script, start
+from tests.integration.launching import environment, free_port, script, start
 from tests.integration.seam import handover, run_folder
 from tests.waiting import gone, wait_until
 
@@ -44,11 +39,8 @@ def wait_for(pattern, count=1):
 
 def meeting(*, port: int | None = None) -> list[str]:
     """Return the options with which launchers meet on this host, whose name torchrun would look up."""
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-    address = ("--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", "--rdzv-id", "job")
+    endpoint = f"127.0.0.1:{free_port() if port is None else port}"
+    address = ("--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1", "--rdzv-id", "job")
     return ["--rdzv-backend", "c10d", *address]
 
 
@@ -107,7 +99,7 @@ class Job:
         return self.process.wait(LIMIT_S)
 
     def processes(self) -> list[int]:
-        return [pid for pid in _all_processes() if self._is_ours(pid)]
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._is_ours(int(path.name))]
 
     def leftovers(self) -> str:
         pids = {pid for *_, pid in self.marked("*")}
@@ -184,14 +176,11 @@ def status_of(code: int) -> str:
     return f"status {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
-def handles(pid: int, number: signal.Signals) -> bool:
+def handles(pid: int, number: signal.Signals, *fields: str) -> bool:
+    """Return whether a process has a handler for a signal, or has it in other fields of its status."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
-    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(caught >> (number - 1) & 1)
-
-
-def _all_processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigCgt", *fields))]
+    return any(mask >> (number - 1) & 1 for mask in masks)

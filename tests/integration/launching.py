@@ -168,11 +168,16 @@ def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     return _forked("torch.distributed.run", *arguments, cwd=cwd, changes=changes)
 
 
-def torchs_store() -> tuple[str, ...]:
-    """Return options with which torch serves the ranks' store on one host, on a free port."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return "--rdzv-backend", "static", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"
+        port: int = free.getsockname()[1]
+    return port
+
+
+def torchs_store() -> tuple[str, ...]:
+    """Return options with which torch serves the ranks' store on one host, on a free port."""
+    return "--rdzv-backend", "static", "--rdzv-endpoint", f"localhost:{free_port()}"
 
 
 def _forked(

@@ -1,7 +1,6 @@
 """`numapin exec --children`: processes that a command starts are bound once they have a GPU.
 
-torch is a stand-in (tests/children/stand_in) where it does not matter. The GPUs are the fake NVML's. tests/vm checks
-threads, policies and pages on a machine with two nodes.
+The GPUs are the fake NVML's; torch is a stand-in where it does not matter. Threads, policies and pages: tests/vm.
 """
 
 from __future__ import annotations

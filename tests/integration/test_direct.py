@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.integration.faulty import Job
+from tests.integration.faulty import Job, handles
 from tests.integration.launching import NUMAPIN, call, environment, numapin, script
 from tests.terminals import on_terminal
 from tests.waiting import gone, wait_until
@@ -174,13 +174,7 @@ def test_a_signal_in_the_first_milliseconds_reaches_the_rank(tmp_path: Path) -> 
     text = f"import signal, sys, time\nsignal.signal(signal.SIGUSR1, {handler})\ntime.sleep(60)\n"
     command = [*NUMAPIN, *DIRECT, script(tmp_path, text)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-
-        def holds_back() -> bool:
-            lines = Path(f"/proc/{process.pid}/status").read_text(errors="replace").splitlines()
-            masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigBlk", "SigCgt"))]
-            return any(mask >> (signal.SIGUSR1 - 1) & 1 for mask in masks)
-
-        assert wait_until(holds_back, limit_s=60)
+        assert wait_until(lambda: handles(process.pid, signal.SIGUSR1, "SigBlk"), limit_s=60)
         process.send_signal(signal.SIGUSR1)
         assert process.communicate(timeout=120)[0] == "took\n"
     assert process.returncode == 0

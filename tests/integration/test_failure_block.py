@@ -307,8 +307,8 @@ def test_block(tmp_path: Path, about: str, request: pytest.FixtureRequest) -> No
     block = settled([line for line in lines if line.startswith(SCENARIOS[about].certain)])
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
         recorded = {name: recorded.get(name, "") for name in SCENARIOS} | {about: block}
-        blocks = "".join(f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in recorded.items())
-        PAGE.write_text(PAGE.read_text().partition("\n## ")[0] + blocks)
+        page = "".join(f"\n## {name}\n\n```text\n{text}\n```\n" for name, text in recorded.items())
+        PAGE.write_text(PAGE.read_text().partition("\n## ")[0] + page)
     # a rank that does not answer in 0.2 s, as on a busy machine, has no place
     assert block in (recorded[about], re.sub(r"  were in .*\n", "", recorded[about]))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.faulty import PRELUDE
-from tests.integration.launching import NUMAPIN, environment, script
+from tests.integration.launching import NUMAPIN, environment, free_port, script
 from tests.integration.seam import fixed_hosts, main
 from tests.waiting import wait_until
 
@@ -36,9 +36,7 @@ class Job:
     """The launchers of a job, by the order in which they were started. Its ranks leave their marks in its folder."""
 
     def __init__(self, folder: Path, text: str = "") -> None:
-        self.folder, self.script = folder, script(folder, PRELUDE + text)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.folder, self.script, self.port = folder, script(folder, PRELUDE + text), free_port()
         self.launchers: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -65,9 +63,9 @@ class Job:
         self.launchers.append(launcher)
         return launcher
 
-    def start_all(self, num_hosts: int, **changes: str) -> None:
+    def start_all(self, num_hosts: int) -> None:
         for number in range(num_hosts):
-            self.start(number, of=num_hosts, **changes)
+            self.start(number, of=num_hosts, PYTHONIOENCODING="utf-8")
 
     def err(self, launcher: int) -> str:
         """Return what a launcher and its ranks wrote to stderr, each text in one line."""
@@ -322,7 +320,7 @@ def test_a_secret_signs_what_hosts_say(folder: Path) -> None:
 def test_a_rank_fails(folder: Path, failing: int) -> None:
     """On every host the block names the rank and the host, also if JSON has 12 bytes a character; no rank is left."""
     job = Job(folder, f"if rank == '{failing}': sys.exit('\\U0001f600' * 400)\ntime.sleep(300)\n")
-    job.start_all(3, PYTHONIOENCODING="utf-8")
+    job.start_all(3)
     job.assert_ends(1, 1, 1)
     for number in range(3):
         where = "" if number == failing else f": host {failing} ({HOST})"

@@ -1,8 +1,4 @@
-"""Names that contain terminal commands: no command of numapin passes them on to a terminal.
-
-Input: hostile names of a machine, a plan, a run's records, a process, files, folders, options and variables. The output
-may contain numapin's own colors and line ends, but no other invisible character.
-"""
+"""Names with terminal commands: of what is invisible, a terminal gets numapin's own colors and line ends only."""
 
 from __future__ import annotations
 
@@ -180,14 +176,14 @@ def test_doctor(folder: Path) -> None:
     )
 
 
-_WRONG = {
+_WRONG: dict[tuple[str, ...], str] = {
     tuple(
         word.replace("QUOTED", repr(HOSTILE)).replace("HOSTILE", HOSTILE).replace("NOT_TEXT", NOT_TEXT)
         for word in line.split()
     ): ""
     for line in Path(__file__).with_name("hostile-lines.txt").read_text().splitlines()
 }
-_WRONG_FOR_RUN = {
+_WRONG_FOR_RUN: dict[tuple[str, ...], str] = {
     ("run", f"--{HOSTILE.replace(' ', '')}=1", "bad.json"): "no such option",
     ("run", HOSTILE): "does not exist in",
     **{

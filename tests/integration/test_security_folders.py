@@ -1,8 +1,7 @@
 """A second user of the host sets traps in the temporary directory, in $XDG_RUNTIME_DIR, and where commands write.
 
-Input: two users besides root, by number. Each acts in its own process, forked from this one, which has loaded all
-modules: the checkout may be in a folder that only root can enter. If Linux's fs.protected_symlinks is on, the kernel
-stops some attacks before numapin does; the tests pass either way.
+Two users besides root act in forks of this process, which has loaded all modules: the checkout may be in a folder that
+only root can enter. If fs.protected_symlinks is on, the kernel stops some attacks before numapin does.
 """
 
 from __future__ import annotations
