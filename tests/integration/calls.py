@@ -68,16 +68,6 @@ def die_in_front_of_peer(folder: str) -> None:
             raise ConnectionError
 
 
-def leave_child(folder: str) -> None:
-    """Fail, and leave a child that ignores SIGTERM."""
-    code = (
-        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1] + str(os.getpid()), 'w')"
-    )
-    subprocess.Popen([sys.executable, "-c", f"import os; {code}; signal.pause()", f"{folder}/"])
-    _wait_for(Path(folder), 1)
-    os._exit(1)
-
-
 def die_in_answer() -> bytes:
     """Die while sending a large answer over a socket that a forked child holds open."""
     parent = os.getpid()

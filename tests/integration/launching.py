@@ -66,6 +66,19 @@ WITHOUT_GARBAGE = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); 
 # Both of these, for scripts that import torch. Garbage is collected again after the import, except torch's own objects.
 TORCH_QUICKLY = f"{WITHOUT_COMPILER}{WITHOUT_GARBAGE}import torch; gc.freeze(); gc.enable()\n"
 
+# Prints a rank's environment, and its process, CPUs, memory policy and limit on files as the kernel reports them.
+DUMP = """
+import ctypes, json, os, resource
+status = open("/proc/self/status").read()
+cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+mode = ctypes.c_int(-1)
+ctypes.CDLL("libnuma.so.1").get_mempolicy(ctypes.byref(mode), None, 0, None, 0)
+files = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+environ = dict(os.environ) | {"RANK": os.environ.get("RANK", "0"), "cpus": cpus, "mode": str(mode.value)}
+line = json.dumps(environ | {"pid": str(os.getpid()), "files": files}) + "\\n"
+os.write(1, line.encode())  # in one piece: ranks share the pipe
+"""
+
 # Variables of this test run must not reach the launchers under test.
 _DROPPED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR")
 

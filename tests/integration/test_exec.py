@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, REFUSE_POLICY, Done, call, environment, forked, script, torchrun
+from tests.integration.launching import DUMP, NUMAPIN, REFUSE_POLICY, Done, call, environment, forked, script, torchrun
 from tests.integration.launching import numapin as run_numapin
 from tests.integration.seam import cpu_set
 from tests.needs import needs_two_cpus
@@ -28,15 +28,6 @@ TASK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 TORCHS = {"RANK": "3", "TORCHELASTIC_RUN_ID": "job"}
 STEP = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
 MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-DUMP = """
-import ctypes, json, os
-status = open("/proc/self/status").read()
-cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
-mode = ctypes.c_int(-1)
-ctypes.CDLL("libnuma.so.1").get_mempolicy(ctypes.byref(mode), None, 0, None, 0)
-environ = dict(os.environ) | {"RANK": os.environ.get("RANK", "0"), "cpus": cpus, "mode": str(mode.value)}
-os.write(1, (json.dumps(environ | {"pid": str(os.getpid())}) + "\\n").encode())  # in one piece: ranks share the pipe
-"""
 
 
 @pytest.fixture
@@ -89,7 +80,7 @@ def test_its_own_part(dump: tuple[str, ...]) -> None:
             assert found.keys() - environment(**TASK).keys() - {"LC_CTYPE", "PWD", "OLDPWD"} == {
                 *("NUMAPIN_BINDING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
                 *({"RANK"} - environment().keys()),
-                *("cpus", "mode", "pid"),
+                *("cpus", "mode", "pid", "files"),
             }
 
 

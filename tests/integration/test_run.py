@@ -16,6 +16,7 @@ import pytest
 
 from numapin import Plan
 from tests.integration.launching import (
+    DUMP,
     NUMAPIN,
     REFUSE_POLICY,
     Done,
@@ -32,12 +33,6 @@ from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))
-DUMP = """
-import json, os
-status = open("/proc/self/status").read()
-cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
-os.write(1, (json.dumps(dict(os.environ) | {"cpus": cpus}) + "\\n").encode())  # in one piece: ranks share the pipe
-"""
 
 
 def test_several_launchers_on_one_host(tmp_path: Path) -> None:
@@ -266,8 +261,7 @@ STALE = {
 
 @pytest.fixture
 def shown(tmp_path: Path) -> str:
-    text = "import json, os, resource; files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
-    return script(tmp_path, f"{text}print(json.dumps(dict(os.environ, files=str(files))))\n")
+    return script(tmp_path, DUMP)
 
 
 def started(shown: str, *program: str, limits: str) -> list[Done]:

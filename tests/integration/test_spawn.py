@@ -143,13 +143,6 @@ class TestErrors:
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), num_ranks=2, timeout=60)
 
-    def test_what_a_failed_rank_started_is_ended(self, tmp_path: Path) -> None:
-        """A child of a failed rank is killed even if it ignores SIGTERM."""
-        with pytest.raises(numapin.RankError):
-            numapin.spawn(calls.leave_child, (str(tmp_path / "pids"),), shutdown_timeout=1)
-        (pid,) = [int(path.name) for path in (tmp_path / "pids").iterdir()]
-        assert wait_until(lambda: gone(pid), limit_s=60)
-
     def test_half_an_answer(self) -> None:
         """A rank that dies while sending its answer is reported, although a child that it forked holds the socket."""
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
