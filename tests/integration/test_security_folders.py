@@ -191,7 +191,7 @@ class TestFolder:
         assert Path(folder).parent == place
 
 
-def test_they_are_not_looked_at(place: Path) -> None:
+def test_runs_of_other_users_are_not_looked_at(place: Path) -> None:
     """A live run of another user is not listed; root finds it if NUMAPIN_RUN_DIR names it."""
     base = place / "open"
     run = base / f"run-{OVER}"
@@ -214,7 +214,7 @@ def test_they_are_not_looked_at(place: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "victim's own"])
-def test_files_in_them_lead_nowhere_else(place: Path, home: Path, what: str) -> None:
+def test_files_in_runs_of_other_users_lead_nowhere_else(place: Path, home: Path, what: str) -> None:
     """Root, who may inspect another user's run, reads no file of a third user through it."""
     folder = place / "run"
     as_user(ATTACKER, folder.mkdir)
@@ -259,7 +259,8 @@ def test_swapped_at_every_moment(place: Path, what: str, monkeypatch: pytest.Mon
             states[0]()
             with suppress(NumapinError), acting({moment: states[1]}) as calls:
                 if is_run:
-                    _run({"TMPDIR": str(place)})
+                    folder, live, is_ours = _run({"TMPDIR": str(place)})
+                    assert (live, is_ours) == ([folder], True)
                 else:
                     write_text_to(str(name), "text", remedy="")
             assert _tree(private) == before
