@@ -74,13 +74,13 @@ DIFFERENT = {
 DUMP = """
 import os, sys, time
 folder, status = sys.argv[1:]
+os.write(1, b"to out\\n")  # in one piece: ranks share the pipe
+os.write(2, b"to err\\n")
 attempt = "." + os.environ["TORCHELASTIC_RESTART_COUNT"]
 name = folder + "/" + os.environ["RANK"] + attempt
 with open(name + "~", "w") as file:
     file.write("\\0".join(f"{name}={value}" for name, value in sorted(os.environ.items())))
 os.rename(name + "~", name)
-print("to out", flush=True)
-print("to err", file=sys.stderr, flush=True)
 while status != "0" and sum(name.endswith(attempt) for name in os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.01)  # the first rank to fail ends the others
 sys.exit(int(status))
@@ -100,7 +100,7 @@ def free_port() -> str:
 
 
 def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) -> Outcome:
-    """Return the exit status, the environment of each rank of each attempt, the log files, and what was said."""
+    """Return the exit status, the environment of each rank of each attempt, stdout, the log files, and stderr."""
     place = folder / str(next(numbers))
     for name in ("logs", "ranks"):
         (place / name).mkdir(parents=True)
@@ -118,7 +118,7 @@ def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) ->
     }
     files = [path for path in (place / "logs").rglob("*.log") if path.stat().st_size]
     logs = [(path.relative_to(place / "logs").parts[1:], sorted(path.read_text().splitlines())) for path in files]
-    return done.status, found, sorted(logs), done.err
+    return done.status, found, [("stdout", sorted(done.out.splitlines())), *sorted(logs)], done.err
 
 
 def test_the_table_is_complete() -> None:
@@ -134,7 +134,7 @@ def test_the_differences_are_documented() -> None:
 
 
 def test_exit_status_and_environment(tmp_path: Path) -> None:
-    """Each line ends with torchrun's status, gives its ranks torchrun's variables, and writes torchrun's log files.
+    """Each line has torchrun's status, gives its ranks torchrun's variables, and puts their output where it does.
 
     What each option, alone and in pairs, means to both parsers: tests/unit/launcher/test_options.py.
     """
@@ -165,8 +165,8 @@ def differences(options: Sequence[str], status: int, ended: Mapping[str, Future[
     if (ours, found.keys()) != (theirs, expected.keys()):
         yield f"{options}: status {ours} instead of {theirs}, {[*found]} instead of {[*expected]}\n{told}"
         return
-    if own_logs != logs or bool(logs) != ("--log-dir" in options):
-        yield f"{options}: log files {own_logs} instead of {logs}"
+    if own_logs != logs or (len(logs) > 1) != ("--log-dir" in options):
+        yield f"{options}: output {own_logs} instead of {logs}"
     for rank in expected:
         changed = found[rank].items() ^ expected[rank].items()
         if other := sorted(each for each in changed if each[0] not in DIFFERENT):
