@@ -1,11 +1,9 @@
 """Another user of the node who has found a port of a job, and writes a hostile pickle under every rendezvous key.
 
-It signs the pickle with every word of the keys' names, in case one of them is the secret. A victim reads the state
-every 0.1 s and ends if the signature is wrong. So if one of the words fits the signature of the victim's own state,
-only the pickle that is signed with it is written.
+It signs the pickle with every word of the keys' names, in case one is the secret. If a word fits the signature of the
+victim's own state, only that pickle is written, because a victim that reads a wrong signature ends.
 
-Input: PORT MARKER. It imports torch as the user who starts it, and then becomes user 65534, who owns nothing. Output:
-the keys that it found, as JSON. MARKER is a folder that exists afterwards if a victim unpickled the data.
+Arguments: PORT MARKER. It prints the keys that it found, as JSON; the folder MARKER exists once a victim has unpickled.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ _PLAIN_PICKLE = pickle.dumps(None)[:2]
 
 
 class _Exploit:
-    """An object that makes a folder when it is unpickled."""
-
     def __init__(self, marker: str) -> None:
         self.marker = marker
 
@@ -59,7 +55,6 @@ def _decoded(value: bytes) -> bytes:
 
 
 def main() -> None:
-    """Attack as long as the store answers."""
     port, marker = int(sys.argv[1]), sys.argv[2]
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)

@@ -22,20 +22,15 @@ class Told:
     """An argument that is unpickled as the CPUs of the unpickling process."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle as a call that reads the CPUs when unpickled."""
         return os.sched_getaffinity, (0,)
 
 
 class Unloadable:
-    """An argument whose unpickling fails."""
-
     def __reduce__(self) -> tuple[object, ...]:
-        """Fail when unpickled."""
         return int, ("no number",)
 
 
 def variables() -> dict[str, str | None]:
-    """Return what a rank finds in its environment."""
     return {name: os.environ.get(name) for name in VARIABLES}
 
 
@@ -45,13 +40,7 @@ def cpus_when_unpickled(cpus: frozenset[int]) -> tuple[set[int], set[int], bool]
 
 
 def echo(*values: object) -> tuple[object, ...]:
-    """Return the arguments."""
     return values
-
-
-def put_into(queue: object) -> None:
-    """Put the rank's number into a queue of multiprocessing."""
-    queue.put(os.environ["RANK"])  # type: ignore[attr-defined]
 
 
 def fail_in(rank: str, folder: str) -> None:
@@ -63,16 +52,6 @@ def fail_in(rank: str, folder: str) -> None:
     wait_in(folder)
 
 
-def kill_self() -> None:
-    """Die of a signal."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_of_real_time() -> None:
-    """Die of a real-time signal, which has no name."""
-    os.kill(os.getpid(), signal.SIGRTMIN + 6)
-
-
 def die_in_front_of_peer(folder: str) -> None:
     """Die of SIGKILL in rank 0; rank 1 waits for it on a socket, as in a collective, and raises what it sees."""
     path = Path(folder) / "peer"
@@ -82,21 +61,11 @@ def die_in_front_of_peer(folder: str) -> None:
             here.listen()
             Path(f"{path}.new").rename(path)
             with here.accept()[0]:  # closed by the death of rank 0, not earlier
-                kill_self()
+                os.kill(os.getpid(), signal.SIGKILL)
         _wait_for(Path(folder), 1, "peer")
         here.connect(str(path))
         if not here.recv(1):
             raise ConnectionError
-
-
-def leave_child(folder: str) -> None:
-    """Fail, and leave a child that ignores SIGTERM."""
-    code = (
-        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1] + str(os.getpid()), 'w')"
-    )
-    subprocess.Popen([sys.executable, "-c", f"import os; {code}; signal.pause()", f"{folder}/"])
-    _wait_for(Path(folder), 1)
-    os._exit(1)
 
 
 def die_in_answer() -> bytes:
@@ -108,23 +77,6 @@ def die_in_answer() -> bytes:
         os.kill(parent, signal.SIGKILL)
         time.sleep(60)
     return b"x" * (64 << 20)
-
-
-def leave() -> None:
-    """Exit without returning."""
-    os._exit(0)
-
-
-def leave_later() -> None:
-    """Return, and exit with an error afterwards."""
-    import atexit
-
-    atexit.register(os._exit, 7)
-
-
-def give_lambda() -> object:
-    """Return a lambda, which cannot be pickled."""
-    return lambda: None
 
 
 def wait_in(folder: str) -> None:
@@ -179,12 +131,11 @@ def listeners(port: int) -> set[tuple[str, str]]:
 
 
 def raise_port() -> NoReturn:
-    """Raise an error whose text is MASTER_PORT."""
     raise LookupError(os.environ["MASTER_PORT"])
 
 
-def knock(user: int) -> str:
-    """Return whether the ranks' store has "answered" a user, or has "closed" the connection; else what went wrong."""
+def knock(*users: int) -> list[str]:
+    """Return for each user whether the ranks' store has "answered" or "closed" the connection; else what went wrong."""
     code = (
         "import encodings.idna, os, socket, struct, sys\n"  # the user may be unable to read Python's own files
         "os.setgroups([]); os.setuid(int(sys.argv[1]))\n"
@@ -195,10 +146,11 @@ def knock(user: int) -> str:
         "    print('answered' if store.recv(8) else 'closed', end='')\n"
         "except ConnectionError: print('closed', end='')"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False, text=True
-    )
-    return done.stdout or done.stderr
+    python = [sys.executable, "-I", "-S", "-c", code]
+    done = [
+        subprocess.run([*python, str(user)], cwd="/", capture_output=True, check=False, text=True) for user in users
+    ]
+    return [each.stdout or each.stderr for each in done]
 
 
 def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:

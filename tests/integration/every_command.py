@@ -1,7 +1,7 @@
 """Run command lines in one process, as `numapin` would, in the locale and encoding that the environment sets.
 
-Each line on stdin is a JSON list of words. A JSON line in the file that argv[1] names has the words, the exit status,
-and the error if the command failed with a traceback. The commands' own output is on stdout and stderr.
+Each line on stdin is a JSON list of words. The file that argv[1] names gets the words, the exit status, and the error
+if the command failed with a traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tests.integration.seam import main
 
 
 def status_of(words: list[str]) -> tuple[object, str]:
-    """Return the exit status of a command, and the name of an error that it did not catch."""
     sys.argv[1:] = [os.fsdecode(word.encode()) for word in words]  # as Python decodes arguments in this locale
     try:
         main()

@@ -1,8 +1,4 @@
-"""Jobs that are disturbed on purpose, and what they leave behind.
-
-Input: a launcher's command line and a script for its ranks. Output: the marks that ranks leave, and the remaining
-processes and files, in words that are the same in every run.
-"""
+"""Jobs that are disturbed on purpose: the marks that their ranks leave, and what remains, always in the same words."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tests.integration.forking import CommandLine
-from tests.integration.launching import environment, script, start
+from tests.integration.launching import environment, free_port, script, start
 from tests.integration.seam import handover, run_folder
 from tests.waiting import gone, wait_until
 
@@ -29,9 +25,6 @@ if TYPE_CHECKING:
 
 LIMIT_S = 120.0
 CPUS = len(os.sched_getaffinity(0))
-# torchrun would look this host's name up.
-ON_LOOPBACK = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
-
 PRELUDE = """
 import glob, os, signal, sys, time
 folder, rank, world = sys.argv[1], os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -42,6 +35,13 @@ def wait_for(pattern, count=1):
     while len(glob.glob(f"{folder}/{pattern}")) < count:
         time.sleep(0.02)
 """
+
+
+def meeting(*, port: int | None = None) -> list[str]:
+    """Return the options with which launchers meet on this host, whose name torchrun would look up."""
+    endpoint = f"127.0.0.1:{free_port() if port is None else port}"
+    address = ("--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1", "--rdzv-id", "job")
+    return ["--rdzv-backend", "c10d", *address]
 
 
 def _in_shared_memory() -> set[str]:
@@ -68,7 +68,7 @@ class Job:
         ours = ["--bind", "exclusive" if CPUS > 1 else "node", "--quiet"]
         command = ["run", *ours] if launcher == "numapin" else []
         if launcher == "torchrun" and "--rdzv-endpoint" not in options:
-            command += ON_LOOPBACK
+            command += meeting(port=0)
         self.shared_before = _in_shared_memory()
         changes = {"TMPDIR": str(self.temporary), "FAULT_TOKEN": self.token, "CUDA_VISIBLE_DEVICES": ""} | variables
         line = CommandLine(
@@ -84,7 +84,6 @@ class Job:
 
     @property
     def err(self) -> str:
-        """Return what the launcher and its ranks wrote to stderr."""
         return (self.folder / f"err-{self.token}").read_text()
 
     def marked(self, word: str, *, restart: int | None = None) -> list[tuple[int, int, int]]:
@@ -93,20 +92,16 @@ class Job:
         return sorted((a, b, c) for a, b, c in found if restart in (None, b))
 
     def await_marks(self, word: str, count: int) -> None:
-        """Wait until this many marks exist."""
         wait_until(lambda: len(self.marked(word)) >= count or self.process.poll() is not None, limit_s=LIMIT_S)
         assert len(self.marked(word)) >= count, self.err
 
     def wait(self) -> int:
-        """Wait until the launcher ends."""
         return self.process.wait(LIMIT_S)
 
     def processes(self) -> list[int]:
-        """Return all processes of this job."""
-        return [pid for pid in _all_processes() if self._is_ours(pid)]
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._is_ours(int(path.name))]
 
     def leftovers(self) -> str:
-        """Describe what is left when the launcher has ended."""
         pids = {pid for *_, pid in self.marked("*")}
         patience_s = LIMIT_S if self.launcher == "numapin" else 3.0
         wait_until(self._has_ended, limit_s=patience_s)
@@ -137,7 +132,6 @@ class Job:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def same_binding(self) -> bool:
-        """Return whether every rank had the same binding after each start."""
         paths = sorted(self.temporary.glob("numapin-*/observed-*.json"))
         bindings: dict[int, set[str]] = {}
         for path in paths:
@@ -179,19 +173,14 @@ class JobFromTheStart(Job):
 
 
 def status_of(code: int) -> str:
-    """Describe how a launcher ended."""
     return f"status {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 
-def handles(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process has a handler for a signal."""
+def handles(pid: int, number: signal.Signals, *fields: str) -> bool:
+    """Return whether a process has a handler for a signal, or has it in other fields of its status."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
-    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(caught >> (number - 1) & 1)
-
-
-def _all_processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigCgt", *fields))]
+    return any(mask >> (number - 1) & 1 for mask in masks)

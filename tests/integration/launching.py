@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,14 +66,25 @@ WITHOUT_GARBAGE = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); 
 # Both of these, for scripts that import torch. Garbage is collected again after the import, except torch's own objects.
 TORCH_QUICKLY = f"{WITHOUT_COMPILER}{WITHOUT_GARBAGE}import torch; gc.freeze(); gc.enable()\n"
 
+# Prints a rank's environment, and its process, CPUs, memory policy and limit on files as the kernel reports them.
+DUMP = """
+import ctypes, json, os, resource
+status = open("/proc/self/status").read()
+cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+mode = ctypes.c_int(-1)
+ctypes.CDLL("libnuma.so.1").get_mempolicy(ctypes.byref(mode), None, 0, None, 0)
+files = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+environ = dict(os.environ) | {"RANK": os.environ.get("RANK", "0"), "cpus": cpus, "mode": str(mode.value)}
+line = json.dumps(environ | {"pid": str(os.getpid()), "files": files}) + "\\n"
+os.write(1, line.encode())  # in one piece: ranks share the pipe
+"""
+
 # Variables of this test run must not reach the launchers under test.
 _DROPPED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A command that has ended."""
-
     status: int
     out: str
     err: str
@@ -111,47 +124,38 @@ def all_ended(*processes: subprocess.Popen[str], limit_s: float = _LIMIT_S) -> l
 
     If they take too long, all of them end, with what they started, and the test fails with the output of each.
     """
-    outputs = None
-    with ThreadPoolExecutor(len(processes)) as pool:  # all are read at once: one that cannot write may hold up another
-        try:
-            outputs = list(pool.map(lambda process: process.communicate(timeout=limit_s), processes))
-        except subprocess.TimeoutExpired:
-            pass
-        except BaseException:
-            for process in processes:
-                process.kill()
-            raise
-    if outputs is None:
-        running = [process for process in processes if process.poll() is None]
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
         children = proc.children_of()
-        for process in running:
-            for pid in [*proc.descendants(process.pid, children), process.pid]:
+        running = [process.pid for process in processes if process.poll() is None]
+        pids = [each for pid in running for each in (*proc.descendants(pid, children), pid)]
+        for number in (signal.SIGABRT, signal.SIGKILL):  # the first shows what they were doing, unless it is blocked
+            for pid in pids:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGABRT)
-        said = "\n".join(_last_words(process, was_running=process in running) for process in processes)
-        pytest.fail(f"this took longer than {limit_s} s\n{said}")
-    return [
+                    os.kill(pid, number)
+            time.sleep(_DEATH_S)
+
+    timer = threading.Timer(limit_s, end)
+    timer.start()
+    with ThreadPoolExecutor(len(processes)) as pool:  # all are read at once: one that cannot write may hold up another
+        outputs = list(pool.map(lambda process: process.communicate(), processes))
+    timer.cancel()
+    ended = [
         Done(status=process.returncode, out=out or "", err=err or "")
         for process, (out, err) in zip(processes, outputs, strict=True)
     ]
-
-
-def _last_words(process: subprocess.Popen[str], *, was_running: bool) -> str:
-    """Return a process's command, how it ended, and the end of its output; close its pipes."""
-    try:
-        out, err = process.communicate(timeout=_DEATH_S)
-    except subprocess.TimeoutExpired:  # SIGABRT is blocked, or a process elsewhere holds the pipes
-        process.kill()
-        out = err = "(still open)"
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-    ended = "was running" if was_running else f"had ended with {process.returncode}"
-    return f"--- {process.args!r} {ended}\n{(out or '')[-2000:]}\n{(err or '')[-20000:]}"
+    if is_late.is_set():
+        said = [
+            f"--- {process.args!r} ended with {done.status}\n{done.out[-2000:]}\n{done.err[-20000:]}"
+            for process, done in zip(processes, ended, strict=True)
+        ]
+        pytest.fail("\n".join([f"this took longer than {limit_s} s", *said]))
+    return ended
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run numapin and wait for its end."""
     if arguments and arguments[0] in _WITH_TORCH:
         return _forked("numapin", *arguments, cwd=cwd, changes=changes)
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
@@ -174,23 +178,23 @@ def forked_bench(*arguments: str, **changes: str) -> Done:
 
 
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, changes=changes)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def torchs_store() -> tuple[str, ...]:
     """Return options with which torch serves the ranks' store on one host, on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return "--rdzv-backend", "static", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"
+    return "--rdzv-backend", "static", "--rdzv-endpoint", f"localhost:{free_port()}"
 
 
 def _forked(
-    module: str,
-    *arguments: str,
-    cwd: Path | None,
-    changes: Mapping[str, str],
-    imported: Sequence[str] = (),
+    module: str, *arguments: str, cwd: Path | None, changes: Mapping[str, str], imported: Sequence[str] = ()
 ) -> Done:
     """Run a module in a fork of `_forker(*imported)`, or in a new process if it cannot run there."""
     environ = environment(**changes)
@@ -227,7 +231,6 @@ def _forker(*imported: str) -> Forker:
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:
-    """Write a script and return its path."""
     path = folder / name
     path.write_text(text)
     return str(path)

@@ -1,7 +1,6 @@
 """`numapin exec --children`: processes that a command starts are bound once they have a GPU.
 
-torch is a stand-in (tests/children/stand_in) where it does not matter. The GPUs are the fake NVML's. tests/vm checks
-threads, policies and pages on a machine with two nodes.
+The GPUs are the fake NVML's; torch is a stand-in where it does not matter. Threads, policies and pages: tests/vm.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.cuda import fake as fake_driver
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, call, environment, script
 from tests.needs import needs_accelerate, needs_two_cpus
 from tests.nvml.fake import FakeGpu, render
@@ -50,12 +49,8 @@ def show(name, **more):
 def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> dict[str, Any]:
     """Return an environment with two GPUs, and with the stand-in for torch."""
     environ = fake_nvml.environment(tmp_path, render(GPUS))
-    return {
-        "LD_LIBRARY_PATH": environ["LD_LIBRARY_PATH"],
-        "FAKE_NVML_DATA": environ["FAKE_NVML_DATA"],
-        "PYTHONPATH": str(STAND_IN),
-        "TMPDIR": str(tmp_path),
-    }
+    nvml = {name: environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_DATA")}
+    return {**nvml, "PYTHONPATH": str(STAND_IN), "TMPDIR": str(tmp_path)}
 
 
 def start(*command: str, options: tuple[str, ...] = (), cwd: Path | None = None, **environ: str) -> Done:
@@ -75,7 +70,6 @@ def shown(done: Done) -> dict[str, dict[str, Any]]:
 
 
 def own_cpu(number: int) -> list[list[int]]:
-    """Return the CPUs of all threads of a process that is bound to a GPU."""
     return [[CPUS[number]]]
 
 
@@ -102,25 +96,24 @@ if __name__ == "__main__":
 
 
 @needs_two_cpus
-class TestWorkers:
-    """Programs that start processes by themselves."""
+def test_multiprocessing(gpus: dict[str, Any], tmp_path: Path) -> None:
+    """Workers of each start method are bound at set_device, and so are their helpers, but not the driver."""
+    done = python(tmp_path, WORKERS, **gpus)
+    found = shown(done)
+    for way in ("spawn", "fork", "forkserver"):
+        for rank in range(2):
+            assert found[f"{way}-{rank}-before"]["cpus"] == [CPUS]
+            assert found[f"{way}-{rank}"]["cpus"] == found[f"{way}-{rank}-helper"]["cpus"] == own_cpu(rank)
+    assert (found["driver"]["cpus"], found["driver"]["bound"]) == ([CPUS], False)
+    lines = [line for line in done.err.splitlines() if "MiB were allocated before" in line]
+    assert len(lines) == 6, done.err
+    assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
 
-    def test_multiprocessing(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """Workers of each start method are bound at set_device, and so are their helpers, but not the driver."""
-        done = python(tmp_path, WORKERS, **gpus)
-        found = shown(done)
-        for way in ("spawn", "fork", "forkserver"):
-            for rank in range(2):
-                assert found[f"{way}-{rank}-before"]["cpus"] == [CPUS]
-                assert found[f"{way}-{rank}"]["cpus"] == found[f"{way}-{rank}-helper"]["cpus"] == own_cpu(rank)
-        assert (found["driver"]["cpus"], found["driver"]["bound"]) == ([CPUS], False)
-        lines = [line for line in done.err.splitlines() if "MiB were allocated before" in line]
-        assert len(lines) == 6, done.err
-        assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
 
-    def test_real_torch(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """With the installed torch, whose CUDA call does nothing here, a worker of its spawn is bound."""
-        text = """
+@needs_two_cpus
+def test_real_torch(gpus: dict[str, Any], tmp_path: Path) -> None:
+    """With the installed torch, whose CUDA call does nothing here, a worker of its spawn is bound."""
+    text = """
 torch._C._cuda_setDevice = lambda device: None
 def work(_):
     torch.set_num_threads(2)
@@ -131,16 +124,18 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(work, nprocs=1)
     show("driver")
 """
-        found = shown(python(tmp_path, TORCH_QUICKLY + text, **{**gpus, "PYTHONPATH": ""}))
-        assert (found["worker"]["cpus"], found["worker"]["name_of_function"]) == (own_cpu(1), "set_device")
-        assert found["driver"]["cpus"] == [CPUS]
+    found = shown(python(tmp_path, TORCH_QUICKLY + text, **{**gpus, "PYTHONPATH": ""}))
+    assert (found["worker"]["cpus"], found["worker"]["name_of_function"]) == (own_cpu(1), "set_device")
+    assert found["driver"]["cpus"] == [CPUS]
 
-    def test_what_a_driver_with_both_gpus_starts(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """Its workers are bound to the GPU that they name; those bound before it, and their helpers, stay as they are.
 
-        Changes of the list after set_device are for children only.
-        """
-        text = """
+@needs_two_cpus
+def test_what_a_driver_with_both_gpus_starts(gpus: dict[str, Any], tmp_path: Path) -> None:
+    """Its workers are bound to the GPU that they name; those bound before it, and their helpers, stay as they are.
+
+    Changes of the list after set_device are for children only.
+    """
+    text = """
 import multiprocessing as mp, subprocess, time, torch
 HELPER = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 def work(rank, name, ready=None, end=None):
@@ -173,20 +168,22 @@ if __name__ == "__main__":
         worker.start()
         worker.join()
 """
-        found = shown(python(tmp_path, text, "early", **gpus))
-        assert (found["early"]["cpus"], found["early-helper"]["helper"]) == (own_cpu(1), [CPUS[1]])
-        assert found["one"]["cpus"] == own_cpu(0)
-        assert (found["spawn"]["cpus"], found["fork"]["cpus"]) == (own_cpu(1), own_cpu(1))
+    found = shown(python(tmp_path, text, "early", **gpus))
+    assert (found["early"]["cpus"], found["early-helper"]["helper"]) == (own_cpu(1), [CPUS[1]])
+    assert found["one"]["cpus"] == own_cpu(0)
+    assert (found["spawn"]["cpus"], found["fork"]["cpus"]) == (own_cpu(1), own_cpu(1))
 
-    @needs_accelerate
-    def test_accelerate(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """`accelerate launch` starts ranks with LOCAL_RANK: they are bound when they start, before torch."""
-        text = "show(os.environ['LOCAL_RANK'], torch='torch' in sys.modules)"
-        options = "--multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no"
-        launch = (sys.executable, "-m", "accelerate.commands.launch", *options.split())
-        found = shown(start(*launch, script(tmp_path, SHOW + text), **{**gpus, "PYTHONPATH": ""}))
-        assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
-        assert not found["0"]["torch"]
+
+@needs_two_cpus
+@needs_accelerate
+def test_accelerate(gpus: dict[str, Any], tmp_path: Path) -> None:
+    """`accelerate launch` starts ranks with LOCAL_RANK: they are bound when they start, before torch."""
+    text = "show(os.environ['LOCAL_RANK'], torch='torch' in sys.modules)"
+    options = "--multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no"
+    launch = (sys.executable, "-m", "accelerate.commands.launch", *options.split())
+    found = shown(start(*launch, script(tmp_path, SHOW + text), **{**gpus, "PYTHONPATH": ""}))
+    assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
+    assert not found["0"]["torch"]
 
 
 @needs_two_cpus
@@ -206,15 +203,12 @@ else:
         subprocess.run([sys.executable, __file__, f"{name}={value}"], env=environ, check=True)
 """
         found = shown(python(tmp_path, text, SLURM_LOCALID="1", PALS_LOCAL_RANKID="1", **gpus))
-        for name in (
-            "CUDA_VISIBLE_DEVICES=1",
-            "CUDA_VISIBLE_DEVICES=GPU-00000001",
-            "LOCAL_RANK=1",
-            "MPI_LOCALRANKID=3",
-        ):
-            assert (found[name]["cpus"], found[name]["threads"]) == (own_cpu(1), "1"), name
-        for name in ("SLURM_LOCALID=1", "CUDA_VISIBLE_DEVICES="):
-            assert (found[name]["cpus"], found[name]["bound"]) == ([CPUS], False), name
+        assert len(found) == 6
+        for name, each in found.items():
+            if name in ("SLURM_LOCALID=1", "CUDA_VISIBLE_DEVICES="):
+                assert (each["cpus"], each["bound"]) == ([CPUS], False), name
+            else:
+                assert (each["cpus"], each["threads"]) == (own_cpu(1), "1"), name
 
     def test_only_device(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """A process that sees one device is bound when CUDA is initialized, without set_device."""
@@ -222,52 +216,45 @@ else:
         assert "(CUDA was initialized)" in done.err
         assert shown(done)["only"]["bound"]
 
-    def test_first_context(self, gpus: dict[str, Any], tmp_path: Path, fake_driver_folder: str) -> None:
-        """A process that sees several devices and names none is bound to the one where its first context is."""
+    @pytest.mark.parametrize(
+        ("before", "initialized", "active"),
+        [
+            ((), CPUS, "0"),
+            (("env", "LOCAL_RANK=1"), CPUS[1:2], "3"),  # with a context on device 0 beside its own
+        ],
+        ids=["first context", "local rank"],
+    )
+    def test_without_set_device(
+        self, gpus: dict[str, Any], tmp_path: Path, before: tuple[str, ...], initialized: list[int], active: str
+    ) -> None:
+        """A process that sees several devices is bound to the one of its local rank, or where its first context is."""
         text = """
 import ctypes, threading, torch
 torch.cuda.init()
 show("initialized")
-ctypes.CDLL("libcuda.so.1").fake_cuda_set(b"active", 2)  # a context on device 1
+if "LOCAL_RANK" not in os.environ:
+    ctypes.CDLL("libcuda.so.1").fake_cuda_set(b"active", 2)  # a context on device 1
 [thread.join() for thread in threading.enumerate() if thread.name == "numapin-context"]
 show("context")
 """
-        gpus["LD_LIBRARY_PATH"] = f"{fake_driver_folder}:{gpus['LD_LIBRARY_PATH']}"
-        done = python(tmp_path, text, FAKE_CUDA_DEVICES="2", FAKE_CUDA_ACTIVE="0", **gpus)
+        driver = fake_driver.build(Path(__file__).resolve().parents[2] / ".cache" / "fake-cuda")
+        gpus |= {"LD_LIBRARY_PATH": f"{driver.parent}:{gpus['LD_LIBRARY_PATH']}"}
+        gpus |= {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_ACTIVE": active}
+        done = start(*before, sys.executable, script(tmp_path, SHOW + text), **gpus)
         found = shown(done)
-        assert (found["initialized"]["cpus"], found["context"]["cpus"]) == ([CPUS], own_cpu(1))
-        assert "(its first CUDA context)" in done.err
-
-    def test_context_beside_the_own_one(self, gpus: dict[str, Any], tmp_path: Path, fake_driver_folder: str) -> None:
-        """A rank that never sets its device, with a context on device 0 beside its own, stays with its local rank."""
-        text = """
-import threading, torch
-torch.cuda.init()
-for thread in threading.enumerate():
-    if thread.name == "numapin-context":
-        thread.join()
-show("rank")
-"""
-        gpus["LD_LIBRARY_PATH"] = f"{fake_driver_folder}:{gpus['LD_LIBRARY_PATH']}"
-        program = script(tmp_path, SHOW + text)
-        gpus |= {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_ACTIVE": "3"}
-        done = start("env", "LOCAL_RANK=1", sys.executable, program, **gpus)
-        assert shown(done)["rank"]["cpus"] == own_cpu(1)
-        assert "GPU 0" not in done.err
+        assert (found["initialized"]["cpus"], found["context"]["cpus"]) == ([initialized], own_cpu(1))
+        assert ("(its first CUDA context)" in done.err, "GPU 0" in done.err) == (not before, False)
 
     def test_set_device_replaces_a_guess(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """The local rank is a guess: the first set_device counts instead. A second one changes nothing."""
         text = """
 import torch
-torch.cuda.set_device(0)
-show("own")
-torch.cuda.set_device(0)
-torch.cuda.set_device(1)
-show("both")
+for device in (0, 0, 1):
+    torch.cuda.set_device(device)
+    show(str(device))
 """
         done = start("env", "LOCAL_RANK=1", sys.executable, script(tmp_path, SHOW + text), **gpus)
-        found = shown(done)
-        assert (found["own"]["cpus"], found["both"]["cpus"]) == (own_cpu(0), own_cpu(0))
+        assert {name: each["cpus"] for name, each in shown(done).items()} == {"0": own_cpu(0), "1": own_cpu(0)}
         assert done.err.count("is bound to") == 1
 
 
@@ -435,10 +422,9 @@ else:
         assert "no Python process" not in plain.err
 
 
+@needs_two_cpus
 def test_bind_this_process(gpus: dict[str, Any], tmp_path: Path) -> None:
     """The call binds all threads, returns why, and a second call replaces the first."""
-    if len(CPUS) < 2:
-        pytest.skip("fewer than two CPUs may be used here")
     text = """
 import threading, numapin
 end = threading.Event()
@@ -493,13 +479,3 @@ def test_bind_this_process_without_a_gpu() -> None:
     code = "import numapin\ntry: numapin.bind_this_process(0)\nexcept numapin.UsageError as error: print(error)"
     done = call(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="")
     assert done.out == "this process sees no GPU to bind to\n  hint: see why with: numapin topo\n"
-
-
-@pytest.fixture
-def fake_driver_folder() -> str:
-    """Return a folder with the fake CUDA driver."""
-    from tests.cuda import fake
-
-    if fake.compiler() is None or find_spec("ctypes") is None:
-        pytest.skip("no C compiler on PATH to build the stand-in CUDA driver with")
-    return str(fake.build(Path(__file__).resolve().parents[2] / ".cache" / "fake-cuda").parent)

@@ -1,4 +1,7 @@
-"""`numapin run` on one host, without torch in the launcher."""
+"""`numapin run` on one host, without torch in the launcher: its start, its store, its end, and signals at any time.
+
+How jobs of several hosts end, too, where torch lets them meet.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tests.integration.faulty import Job
-from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.integration.faulty import PRELUDE, Job, handles, meeting
+from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, numapin, script
+from tests.terminals import on_terminal
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
@@ -50,10 +55,58 @@ os.write(1, f"{ranks}\\n".encode())
 """
 
 
+FIRST_STATEMENTS = """
+import os, signal, sys
+sys.modules["numapin.cli.main"] = None  # what comes next cannot be imported
+sys.argv[1:] = [{command!r}]
+from numapin.cli.entry import main
+try:
+    main()
+except ImportError:
+    pass
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR2)
+print("lives", *sorted(sys.modules.keys() & {{"enum", "typing", "re", "click"}}))
+"""
+
+
+# Rank 1 raises, and takes its time to end. Rank 0 raises then, and ends at once.
+SLOW = """
+import atexit
+def slow(): mark("ending"); time.sleep(60)
+def main():
+    mark("here"); wait_for("here.*", 2)
+    if rank == "1": atexit.register(slow); raise ValueError("the first")
+    wait_for("ending.*"); raise KeyError("the second")
+main()
+"""
+GRACE = """
+signals = []
+def asked(number, _):
+    signals.append(signal.Signals(number).name)
+    mark(f"asked{len(signals)}")
+    if len(signals) == 2: mark("_".join(signals)); sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, asked)
+mark("here"); wait_for("here.*", 2)
+if rank == "1": sys.exit(7)
+while True: time.sleep(0.05)
+"""
+WORKER = f"""{TORCH_QUICKLY}
+from torch.utils.data import DataLoader
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, number):
+        if number == 5: os.kill(os.getpid(), signal.SIGBUS)
+        time.sleep(0.01)
+        return number
+for batch in DataLoader(Data(), num_workers=1): pass
+"""
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
-    """Give a function that starts two ranks with a script; end what is left of the jobs afterwards."""
-    yield lambda text: Job(tmp_path / "job", "numapin", [*TWO], text)
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Give a function that starts two ranks, or what options say, with a script; end what is left afterwards."""
+    yield lambda text, *options, **given: Job(tmp_path / "job", "numapin", [*(options or TWO)], text, **given)
     while Job.started:
         Job.started.pop().clean()
 
@@ -113,16 +166,55 @@ def test_ranks_meet(tmp_path: Path) -> None:
 
 def test_stdin_and_programs(tmp_path: Path) -> None:
     """Ranks inherit stdin, as under torchrun, and may be any program."""
-    done = subprocess.run(
-        [*NUMAPIN, *DIRECT, "--nproc-per-node", "1", "--no-python", "sh", "-c", "cat; echo rank ${local_rank}"],
-        input="typed\n",
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        cwd=tmp_path,
+    rank = ("--no-python", "sh", "-c", "cat; echo rank ${local_rank}")
+    done = call("sh", "-c", 'echo typed | "$@"', "sh", *NUMAPIN, *DIRECT, *rank, cwd=tmp_path)
+    assert (done.status, done.out) == (0, "typed\nrank 0\n"), done.err
+
+
+SHOWS_ITSELF = """
+import os, sys
+what = [__name__, *sys.argv, "__file__" in globals(), sys.stdin.read()]
+os.write(1, f"{what}\\n".encode())
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1:] == ["restart"])
+"""
+
+
+def test_every_rank_gets_the_script_on_stdin(tmp_path: Path) -> None:
+    """Under torchrun one rank gets it; here all do, and restarted ones, with the same names and an empty stdin.
+
+    A terminal has no script, because ranks have sessions of their own and cannot read it.
+    """
+    line = "['__main__', '-', 'restart', True, '']\n"
+    path = script(tmp_path, SHOWS_ITSELF)
+    done = call("sh", "-c", f'"$@" < {path}', "sh", *NUMAPIN, *DIRECT, *TWO, "--max-restarts", "1", "-", "restart")
+    assert done.out in (3 * line, 4 * line), done.err  # the first to fail may end the other
+    assert done.status == 0
+    typed = on_terminal([*NUMAPIN, *DIRECT, "-"])
+    assert (typed.status, typed.text) == (
+        2,
+        "numapin: error: the script - is read from stdin, which is a terminal\r\n  hint: numapin run - < train.py\r\n",
     )
-    assert (done.returncode, done.stdout) == (0, "typed\nrank 0\n"), done.stderr
+
+
+@pytest.mark.parametrize(("command", "status"), [("run", 0), ("trace", 0), ("topo", -signal.SIGUSR1)])
+def test_signals_are_held_back_before_anything_is_imported(command: str, status: int) -> None:
+    """The first statements of a launcher block SIGUSR1 and SIGUSR2; other commands keep their usual effect."""
+    code = FIRST_STATEMENTS.format(command=command)
+    done = call(sys.executable, "-c", code)
+    assert done.status == status
+    assert command != "run" or done.out == "lives enum\n"  # from the test's own `signal`
+
+
+def test_a_signal_in_the_first_milliseconds_reaches_the_rank(tmp_path: Path) -> None:
+    """A signal that comes as soon as the launcher holds it back is delivered once the rank handles it."""
+    handler = "lambda *_: (print('took', flush=True), sys.exit())"
+    text = f"import signal, sys, time\nsignal.signal(signal.SIGUSR1, {handler})\ntime.sleep(60)\n"
+    command = [*NUMAPIN, *DIRECT, script(tmp_path, text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert wait_until(lambda: handles(process.pid, signal.SIGUSR1, "SigBlk"), limit_s=60)
+        process.send_signal(signal.SIGUSR1)
+        assert process.communicate(timeout=120)[0] == "took\n"
+    assert process.returncode == 0
 
 
 def test_port(tmp_path: Path) -> None:
@@ -153,7 +245,7 @@ def test_port(tmp_path: Path) -> None:
 class TestEnds:
     """Ranks that fail, and signals to the launcher."""
 
-    def test_two_sigterms(self, start: Callable[[str], Job]) -> None:
+    def test_two_sigterms(self, start: Callable[..., Job]) -> None:
         """A second SIGTERM, which some schedulers send at once, does not cut the grace period short."""
         job = start(
             "def save(*_): time.sleep(0.5); mark('saved'); sys.exit(0)\n"
@@ -165,7 +257,7 @@ class TestEnds:
             time.sleep(0.1)  # so that the kernel does not merge them
         assert (job.wait(), job.err, len(job.marked("saved"))) == (*TERMINATED, 2)
 
-    def test_what_a_rank_started_has_the_grace_period(self, start: Callable[[str], Job]) -> None:
+    def test_what_a_rank_started_has_the_grace_period(self, start: Callable[..., Job]) -> None:
         """The rank ends at once, as a shell does; its children save, in its process group or in one of their own."""
         job = start(
             "def save(*_): time.sleep(0.5); mark(f'saved{group}'); os._exit(0)\n"
@@ -181,7 +273,7 @@ class TestEnds:
         assert job.marked("saved?") == job.marked("here?")
         assert wait_until(lambda: all(gone(pid) for *_, pid in job.marked("here?")), limit_s=LIMIT_S)
 
-    def test_a_scheduler_that_signals_every_process(self, start: Callable[[str], Job]) -> None:
+    def test_a_scheduler_that_signals_every_process(self, start: Callable[..., Job]) -> None:
         """A job is stopped, and has not failed, if a rank died of the signal that then reaches the launcher."""
         job = start(
             "def save(*_): mark('saves'); wait_for('sent'); sys.exit(0)\n"
@@ -195,7 +287,7 @@ class TestEnds:
         (job.marks / "sent").touch()
         assert (job.wait(), job.err) == TERMINATED
 
-    def test_two_interrupts(self, start: Callable[[str], Job]) -> None:
+    def test_two_interrupts(self, start: Callable[..., Job]) -> None:
         """The ranks get Ctrl-C as SIGINT; a second one ends the grace period."""
         job = start("signal.signal(signal.SIGINT, lambda *_: mark('told')); mark('here')\nwhile True: time.sleep(1)\n")
         job.await_marks("here", 2)
@@ -207,7 +299,7 @@ class TestEnds:
         assert all(gone(pid) for *_, pid in job.marked("here"))
 
     @pytest.mark.parametrize("after_s", [0.05, 0.15])
-    def test_a_signal_at_any_time(self, start: Callable[[str], Job], after_s: float) -> None:
+    def test_a_signal_at_any_time(self, start: Callable[..., Job], after_s: float) -> None:
         """A launcher that gets SIGTERM while it starts leaves no rank behind."""
         job = start("mark('here'); time.sleep(300)\n")
         time.sleep(after_s)
@@ -225,3 +317,97 @@ def test_the_rank_behind_a_virtual_number_has_its_gpu(tmp_path: Path) -> None:
     done = numapin(*DIRECT, "--virtual-local-rank", *TWO, path, CUDA_VISIBLE_DEVICES="7")
     assert done.status == 2
     assert done.out == ""
+
+
+# --- the first of several ranks that fail -----------------------------------------------------------------------------
+
+
+def failed(tmp_path: Path, text: str, *options: str) -> tuple[str, dict[str, Any]]:
+    """Run a job of two ranks that fails; return its block, and the account in its report."""
+    report = tmp_path / "report.json"
+    job = (script(tmp_path, PRELUDE + text), str(tmp_path))
+    done = numapin("run", "--quiet", "--report", str(report), *options, *job, cwd=tmp_path, TMPDIR=str(tmp_path))
+    assert done.status == 1, done.err
+    return done.err.rpartition("numapin: error: ")[2], json.loads(report.read_text())["failure"]
+
+
+def test_a_rank_that_takes_long_to_end(tmp_path: Path) -> None:
+    """The first is the one that raised first, not the one that ended first. Records of torch's: tests/unit/launcher."""
+    block, failure = failed(tmp_path, SLOW, *TWO)
+    assert "rank    1, the first to fail" in block
+    assert "failed  ValueError: the first\n          then ended by numapin (SIGTERM)\n" in block
+    assert "others  1 failed later (rank 0)\n" in block
+    assert [rank["rank"] for rank in failure["ranks"]] == [1, 0]
+
+
+def test_a_dataloaders_worker(tmp_path: Path) -> None:
+    """The exception about a worker that was killed is followed by the likely cause.
+
+    It is torch's RuntimeError, or that of the connection to the worker if this ends while a batch is read.
+    """
+    block, failure = failed(tmp_path, WORKER)
+    assert re.search("failed  (RuntimeError: DataLoader worker .pid|EOFError|ConnectionResetError)", block), block
+    assert re.search("likely  .*(was truncated|DataLoader worker ended)", block), block
+    assert "/dev/shm" not in failure["cause"]  # noqa: S108 - it is not full
+
+
+def test_a_signal_while_a_failed_job_ends(start: Callable[..., Job]) -> None:
+    """It decides the exit status; the ranks get it, too, and the block says what had failed before."""
+    job = start(GRACE)
+    job.await_marks("asked1", 1)
+    job.process.send_signal(signal.SIGHUP)
+    assert job.wait() == 128 + signal.SIGHUP
+    assert job.marked("SIGTERM_SIGHUP")
+    block, _, last = job.err.partition("numapin: stopped by ")
+    assert block.startswith("numapin: error: ")
+    assert "rank    1, the first to fail" in block
+    assert "failed  exit status 7\n" in block
+    assert "others  1 was running and ended by numapin (exit status 0)\n" in block
+    assert last == "SIGHUP; all ranks have ended\n"
+
+
+# Host 0's ranks have succeeded when its launcher has waited for the rank.
+APART = """
+host = os.environ["HOST"]
+if host != "0":
+    wait_for("here.*")
+    first = glob.glob(f"{folder}/here.*")[0].rpartition(".")[2]
+    while os.path.exists(f"/proc/{first}"): time.sleep(0.005)
+    sys.exit(6 + int(host))
+mark("here")
+"""
+
+
+def test_a_host_does_not_wait_for_those_that_failed(start: Callable[..., Job]) -> None:
+    """A host whose ranks have succeeded ends when the others fail. Under torchrun it waits for 300 s.
+
+    Host 1 has no restart. Host 2 has one, for which the job has too few hosts left.
+    """
+    together, jobs = meeting(), []
+    for host, restarts in enumerate("001"):
+        elastic = ("--nnodes", "3", "--rdzv-conf", f"is_host={int(host == 0)}", "--max-restarts", restarts)
+        jobs.append(start(APART, *together, *elastic, "--nproc-per-node", "1", HOST=str(host)))
+    errs = [f"{job.wait()} {job.err}" for job in jobs]
+    assert [err[0] for err in errs] == ["0", "1", "1"], "\n---\n".join(errs)
+    assert "failed  exit status 7\n" in errs[1]
+    assert "failed  exit status 8\n" in errs[2]
+    # Host 2 sees that host 0 has succeeded, or that host 1 has closed the rendezvous if it restarts before that.
+    ends = "the ranks of another host have succeeded|the job has ended on another host"
+    assert re.search(f"numapin: ({ends}).*; the ranks are not restarted\n", errs[2]), errs[2]
+    assert not any("Traceback" in err for err in errs)
+
+
+def test_a_run_that_lost_its_folder(tmp_path: Path) -> None:
+    """The file with all frames is in the folder in which the run goes on."""
+    text = (
+        "import os, shutil, sys\n"
+        "folder = os.environ['NUMAPIN_RUN_DIR']\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': shutil.rmtree(folder)\n"
+        "sys.exit(3)\n"
+    )
+    done = numapin("run", "--quiet", "--max-restarts", "1", script(tmp_path, text), TMPDIR=str(tmp_path))
+    assert done.status == 1
+    assert "takes its place" in done.err
+    (file,) = tmp_path.glob("numapin-*/failure.txt")
+    assert str(file) in done.err.replace(f"\n{' ' * 10}", "")
+    assert file.parent.name in done.err

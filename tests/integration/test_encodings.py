@@ -24,16 +24,6 @@ LOCALES = {
 }
 
 
-def command_lines(machine: str, plan: str) -> list[list[str]]:
-    """Return command lines with all kinds of output, but for help, which is ASCII; some are errors."""
-    given = {"MACHINE": machine, "PLAN": plan, "NAME": NAME}
-    lines = Path(__file__).with_name("encoded-lines.txt").read_text().splitlines()
-    replaced = [
-        [re.sub("MACHINE|PLAN|NAME", lambda found: given[found[0]], word) for word in line.split()] for line in lines
-    ]
-    return [*replaced, *(["topo", "--machine", name] for name in example_names())]
-
-
 IMPORTING_TORCH = [["run", "--dry-run", NAME], ["run", "--bnd", NAME]]
 """Command lines that take a second, and so run in one locale only."""
 
@@ -54,33 +44,32 @@ def run_all(lines: list[list[str]], folder: Path, *redirection: str, **changes: 
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> str:
-    """Return a machine file whose name, host and GPUs have characters that ASCII and Latin-1 lack."""
+def lines(tmp_path: Path) -> list[list[str]]:
+    """Return command lines with all kinds of output, but for help, which is ASCII; some are errors.
+
+    Their machine has a name, a host and GPUs, and their plan has reasons, with characters that ASCII and Latin-1 lack.
+    """
     topology = json.loads(GOLDEN.read_text())["topology"]
     topology["host"] = NAME
     for gpu in topology["gpus"]:
         gpu["name"] = f"GPU {NAME}"
-    path = tmp_path / NAME
-    path.write_text(json.dumps(topology, ensure_ascii=False), encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture
-def plan(machine: str, tmp_path: Path) -> str:
-    """Return a plan file with such characters in its reasons."""
-    made = make_plan(Topology.from_json(Path(machine).read_text(encoding="utf-8")), Request()).to_json()
-    text = json.dumps(made).replace('"reason": "', f'"reason": "{NAME}: ')
-    path = tmp_path / "plan.json"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
+    machine, plan = tmp_path / NAME, tmp_path / "plan.json"
+    machine.write_text(json.dumps(topology, ensure_ascii=False), encoding="utf-8")
+    made = json.dumps(make_plan(Topology.from_json(machine.read_text(encoding="utf-8")), Request()).to_json())
+    plan.write_text(made.replace('"reason": "', f'"reason": "{NAME}: '), encoding="utf-8")
+    given = {"MACHINE": str(machine), "PLAN": str(plan), "NAME": NAME}
+    found = [
+        [re.sub("MACHINE|PLAN|NAME", lambda name: given[name[0]], word) for word in line.split()]
+        for line in Path(__file__).with_name("encoded-lines.txt").read_text().splitlines()
+    ]
+    return [*found, *(["topo", "--machine", name] for name in example_names())]
 
 
 @pytest.mark.parametrize("locale", LOCALES)
-def test_no_locale_breaks_a_command(locale: str, machine: str, plan: str, tmp_path: Path) -> None:
+def test_no_locale_breaks_a_command(locale: str, lines: list[list[str]], tmp_path: Path) -> None:
     """No command raises, whatever its encoding lacks; tables and messages have stand-ins, in that encoding."""
     is_ascii = locale == "ASCII"
-    lines = [*command_lines(machine, plan), *(IMPORTING_TORCH if is_ascii else [])]
-    raised, out, err = run_all(lines, tmp_path, **LOCALES[locale])
+    raised, out, err = run_all([*lines, *(IMPORTING_TORCH if is_ascii else [])], tmp_path, **LOCALES[locale])
     assert raised == []
     assert b"Unicode" not in err
     assert b"Traceback" not in err
@@ -90,9 +79,9 @@ def test_no_locale_breaks_a_command(locale: str, machine: str, plan: str, tmp_pa
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
-def test_closed_streams_break_no_command(closed: str, machine: str, plan: str, tmp_path: Path) -> None:
+def test_closed_streams_break_no_command(closed: str, lines: list[list[str]], tmp_path: Path) -> None:
     """No command raises if its parent closed stdout or stderr."""
-    raised, _, err = run_all(command_lines(machine, plan), tmp_path, closed)
+    raised, _, err = run_all(lines, tmp_path, closed)
     assert raised == []
     assert b"Traceback" not in err
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.integration.faulty import LIMIT_S, Job, JobFromTheStart, handles, status_of
+from tests.integration.faulty import LIMIT_S, Job, JobFromTheStart, handles, meeting, status_of
 from tests.integration.launching import TORCH_QUICKLY
 from tests.nvml import fake
 from tests.waiting import wait_until
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 TABLE = Path(__file__).with_name("faults.md")
 TWO = ["--nproc-per-node", "2"]
+Facts = tuple[str, ...]
+"""The outcome in the table's words, which has them in one line."""
 
 STALL = r"""
 #include <fcntl.h>
@@ -53,7 +54,7 @@ __attribute__((constructor)) static void stall(void) {
 """
 
 
-def exits(folder: Path, launcher: str) -> str:
+def exits(folder: Path, launcher: str) -> Facts:
     """A rank exits with 1, before and after its restart."""
     job = Job(
         folder,
@@ -62,13 +63,13 @@ def exits(folder: Path, launcher: str) -> str:
         "mark('here'); wait_for(f'here.*.{restart}.*', 2); sys.exit(rank == '1') if rank == '1' else time.sleep(300)",
     )
     status = job.wait()
-    return facts_of(restarts(job), status_of(status), job.leftovers())
+    return restarts(job), status_of(status), job.leftovers()
 
 
-def shim_killed(folder: Path, launcher: str) -> str:
+def shim_killed(folder: Path, launcher: str) -> Facts:
     """A shim gets SIGKILL before it becomes the script; one restart is allowed."""
     if launcher == "torchrun":
-        return "has no shim"
+        return ("has no shim",)
     compiler = fake.compiler() or pytest.skip("no C compiler on PATH; type: apt-get install gcc libc6-dev")
     folder.mkdir()
     library, mark = folder / "stall.so", folder / "stalled"
@@ -80,10 +81,10 @@ def shim_killed(folder: Path, launcher: str) -> str:
     os.kill(int(mark.read_text()), signal.SIGKILL)
     status = job.wait()
     assert [restart for rank, restart, _ in job.marked("here") if rank == 1] == [1]
-    return facts_of("1 restart", status_of(status), job.leftovers())
+    return "1 restart", status_of(status), job.leftovers()
 
 
-def launcher_killed(folder: Path, launcher: str) -> str:
+def launcher_killed(folder: Path, launcher: str) -> Facts:
     """The launcher gets SIGKILL; each rank has a DataLoader worker."""
     text = (
         f"{TORCH_QUICKLY}from torch.utils.data import DataLoader\n"
@@ -96,10 +97,10 @@ def launcher_killed(folder: Path, launcher: str) -> str:
     job.await_marks("here", 2)
     job.process.kill()
     status = job.wait()
-    return facts_of(status_of(status), job.leftovers())
+    return status_of(status), job.leftovers()
 
 
-def host_killed(folder: Path, launcher: str) -> str:
+def host_killed(folder: Path, launcher: str) -> Facts:
     """One of two hosts loses its whole launcher session to SIGKILL (`--nnodes 1:2`)."""
     text = (
         "mark(f'world{world}')\n"
@@ -114,10 +115,10 @@ def host_killed(folder: Path, launcher: str) -> str:
     (folder / "marks").joinpath("gone").touch()
     status = first.wait()
     assert first.marked("world1")
-    return facts_of(f"lost host: {lost}", f"the other continues: {status_of(status)}", first.leftovers())
+    return f"lost host: {lost}", f"the other continues: {status_of(status)}", first.leftovers()
 
 
-def hangs(folder: Path, launcher: str) -> str:
+def hangs(folder: Path, launcher: str) -> Facts:
     """A rank hangs and ignores SIGTERM; a collective of the other rank times out (`--shutdown-timeout 2`)."""
     text = (
         f"{TORCH_QUICKLY}from datetime import timedelta\nimport torch.distributed as dist\n"
@@ -128,11 +129,10 @@ def hangs(folder: Path, launcher: str) -> str:
     )
     job = Job(folder, launcher, [*TWO, "--shutdown-timeout", "2"], text)
     job.await_marks("hangs", 1)
-    ended_s = seconds_to_end(job)
-    return facts_of(f"ended within {'20' if ended_s < 20 else '60'} s", status_of(job.wait()), job.leftovers())
+    return ended_within(job, 20), status_of(job.wait()), job.leftovers()
 
 
-def dying(folder: Path, launcher: str) -> str:
+def dying(folder: Path, launcher: str) -> Facts:
     """A rank exits with 1 and the other is killed at once (`--shutdown-timeout 0`); one restart is allowed."""
     text = (
         "mark('here')\n"
@@ -148,10 +148,10 @@ def dying(folder: Path, launcher: str) -> str:
     left = Path(f"/proc/{pid}").exists()
     there = f"{'a' if left else 'no'} rank of the round before is left"
     status = job.wait()
-    return facts_of(restarts(job), there, status_of(status), job.leftovers())
+    return restarts(job), there, status_of(status), job.leftovers()
 
 
-def terminated(folder: Path, launcher: str) -> str:
+def terminated(folder: Path, launcher: str) -> Facts:
     """The launcher gets SIGTERM; one rank saves for 1 s, one ignores it (`--shutdown-timeout 4`)."""
     text = (
         "def save(*_): time.sleep(1); mark('saved'); sys.exit(0)\n"
@@ -161,9 +161,8 @@ def terminated(folder: Path, launcher: str) -> str:
     job = Job(folder, launcher, [*TWO, "--shutdown-timeout", "4"], text)
     job.await_marks("here", 2)
     job.process.terminate()
-    ended_s = seconds_to_end(job)
-    saved = "saved" if len(job.marked("saved")) == 1 else "not saved"
-    return facts_of(saved, f"ended within {'25' if ended_s < 25 else '60'} s", status_of(job.wait()), job.leftovers())
+    ended = ended_within(job, 25)
+    return "saved" if job.marked("saved") else "not saved", ended, status_of(job.wait()), job.leftovers()
 
 
 SIGNALLED = (
@@ -176,7 +175,7 @@ SIGNALLED = (
 )
 
 
-def signalled(folder: Path, launcher: str) -> str:
+def signalled(folder: Path, launcher: str) -> Facts:
     """The launcher gets SIGUSR1 while it starts, SIGUSR1 while the ranks run, and SIGUSR2, which no rank handles."""
     job = JobFromTheStart(folder, launcher, TWO, SIGNALLED)
     if launcher == "numapin":
@@ -188,7 +187,7 @@ def signalled(folder: Path, launcher: str) -> str:
     workers = {pid for *_, pid in job.marked("worker")}
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":
-        return facts_of(status_of(job.wait()), job.leftovers())
+        return status_of(job.wait()), job.leftovers()
     job.await_marks("usr2", 2)
     job.process.send_signal(signal.SIGUSR2)
     assert wait_until(lambda: "SIGUSR2 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
@@ -198,7 +197,7 @@ def signalled(folder: Path, launcher: str) -> str:
     took = job.marked("usr*")
     assert not workers & {pid for *_, pid in took}
     facts = f"each rank received {len(took) // 2}, workers none; the third is kept and reported"
-    return facts_of(facts, status_of(status), job.leftovers())
+    return facts, status_of(status), job.leftovers()
 
 
 RESTARTED = (
@@ -208,34 +207,28 @@ RESTARTED = (
 )
 
 
-def signalled_at_restart(folder: Path, launcher: str) -> str:
+def signalled_at_restart(folder: Path, launcher: str) -> Facts:
     """The launcher gets SIGUSR1 between the end of its rank and the restart (`--nnodes 1:2`)."""
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     elastic = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=3", "--max-restarts", "1", "--nproc-per-node", "1"]
-    job = Job(folder, launcher, [*meeting, *elastic], RESTARTED)
+    job = Job(folder, launcher, [*meeting(port=0), *elastic], RESTARTED)
     job.await_marks("here", 1)
     job.marks.joinpath("sent").touch()
     assert wait_until(lambda: job.processes() == [job.process.pid], limit_s=LIMIT_S), job.err
     time.sleep(0.5)  # the launcher has seen it too, and waits for hosts that may join
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":
-        return facts_of(status_of(job.wait()), job.leftovers())
-    return facts_of(restarts_with_signal(job, 1), status_of(job.wait()), job.leftovers())
-
-
-def restarts_with_signal(job: Job, num_ranks: int) -> str:
-    """Wait until the restarted ranks have the signal, let them end, and describe the result."""
-    job.await_marks("usr1", num_ranks)
+        return status_of(job.wait()), job.leftovers()
+    job.await_marks("usr1", 1)
     job.marks.joinpath("end").touch()
-    job.wait()
-    assert len(job.marked("usr1", restart=1)) == num_ranks
-    return facts_of(restarts(job), "then each rank received it once")
+    status = job.wait()
+    assert len(job.marked("usr1", restart=1)) == 1
+    return restarts(job), "then each rank received it once", status_of(status), job.leftovers()
 
 
-def gpu_lost(folder: Path, launcher: str) -> str:
+def gpu_lost(folder: Path, launcher: str) -> Facts:
     """A GPU is lost before its rank restarts; one host."""
     if launcher == "torchrun":
-        return "does not check"
+        return ("does not check",)
     data, variables = with_gpus(folder, 2)
     job = Job(folder, launcher, ["--max-restarts", "3"], "mark('here'); wait_for('gone'); sys.exit(1)", **variables)
     job.await_marks("here", 2)
@@ -243,13 +236,13 @@ def gpu_lost(folder: Path, launcher: str) -> str:
     job.marks.joinpath("gone").touch()
     status = job.wait()
     assert "the driver no longer shows GPU 1 (GPU-00000001" in job.err, job.err
-    return facts_of(restarts(job), "reported", status_of(status), job.leftovers())
+    return restarts(job), "reported", status_of(status), job.leftovers()
 
 
-def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
+def gpu_lost_elsewhere(folder: Path, launcher: str) -> Facts:
     """A GPU is lost before its rank restarts; two hosts (`--nnodes 1:2`)."""
     if launcher == "torchrun":
-        return "does not check"
+        return ("does not check",)
     data, variables = with_gpus(folder, 1)
     text = "mark(f'world{world}'); wait_for('gone'); sys.exit(world == '2')"
     first, second = pair(folder, launcher, text, **variables)
@@ -258,12 +251,10 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
     left, status = second.wait(), first.wait()
     assert "the driver no longer shows GPU 0" in second.err, second.err
     assert first.marked("world1")
-    return facts_of(
-        f"its host: reported, {status_of(left)}", f"the other continues: {status_of(status)}", first.leftovers()
-    )
+    return f"its host: reported, {status_of(left)}", f"the other continues: {status_of(status)}", first.leftovers()
 
 
-FAULTS: tuple[Callable[[Path, str], str], ...] = (
+FAULTS: tuple[Callable[[Path, str], Facts], ...] = (
     *(exits, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
     *(gpu_lost_elsewhere, signalled_at_restart, dying),
 )
@@ -271,17 +262,15 @@ FAULTS: tuple[Callable[[Path, str], str], ...] = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_outcome_is_the_documented_one(
-    tmp_path: Path, fault: Callable[[Path, str], str], request: pytest.FixtureRequest
+    tmp_path: Path, fault: Callable[[Path, str], Facts], request: pytest.FixtureRequest
 ) -> None:
     """After each fault the job ends or continues as faults.md says, and leaves behind only what it says."""
     if "gpu" in fault.__name__:
         request.getfixturevalue("fake_nvml")
     try:
-        seen = fault(tmp_path / "numapin", "numapin")
-        rows = read_rows()
-        name = name_of(fault)
+        seen, rows, name = "; ".join(fault(tmp_path / "numapin", "numapin")), read_rows(), name_of(fault)
         if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-            rows[name] = (seen, fault(tmp_path / "torchrun", "torchrun"))
+            rows[name] = (seen, "; ".join(fault(tmp_path / "torchrun", "torchrun")))
             write_rows(rows)
     finally:
         while Job.started:
@@ -291,11 +280,6 @@ def test_outcome_is_the_documented_one(
 
 
 # --- what the scenarios share -----------------------------------------------------------------------------------------
-
-
-def facts_of(*facts: str) -> str:
-    """Describe the outcome in the table's words."""
-    return "; ".join(fact for fact in facts if fact)
 
 
 def restarts(job: Job) -> str:
@@ -308,21 +292,17 @@ def restarts(job: Job) -> str:
     return words
 
 
-def seconds_to_end(job: Job) -> float:
-    """Return how long the launcher takes to end."""
+def ended_within(job: Job, limit_s: int) -> str:
+    """Wait for the launcher's end, and describe how long that takes."""
     start = time.monotonic()
     job.wait()
-    return time.monotonic() - start
+    return f"ended within {limit_s if time.monotonic() - start < limit_s else 60} s"
 
 
 def pair(folder: Path, launcher: str, text: str, **second: str) -> tuple[Job, Job]:
     """Start two hosts of one job, one rank each; return them once the ranks of both are in one world."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = [
-        *("--nproc-per-node", "1", "--nnodes", "1:2", "--max-restarts", "3", "--rdzv-id", "pair"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"),
+        *(*meeting(), "--nproc-per-node", "1", "--nnodes", "1:2", "--max-restarts", "3"),
         *("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6,read_timeout=60"),
     ]
     if launcher == "torchrun":  # with the shared store, a host that joins later waits forever (torch 2.13)
@@ -335,7 +315,6 @@ def pair(folder: Path, launcher: str, text: str, **second: str) -> tuple[Job, Jo
 
 
 def gpus(count: int) -> list[fake.FakeGpu]:
-    """Return this number of GPUs."""
     return [
         fake.FakeGpu(uuid=f"GPU-0000000{n}-0000-0000-0000-000000000000", pci=f"00000000:0{n + 1}:00.0")
         for n in range(count)
@@ -355,34 +334,19 @@ def with_gpus(folder: Path, count: int) -> tuple[Path, dict[str, str]]:
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-VERSION = torch.__version__.partition("+")[0]
-HEAD = f"""# Faults, and what happens to the job
 
-Written by `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py`, which does each of
-these to a job of two ranks. Each test run compares the numapin column again; the torchrun column is of torch {VERSION}.
-"Left" lists what remains when the launcher has ended: processes, shared memory, and files in the temporary directory.
-Memory of a memfd is freed with its processes.
-
-| fault | numapin run | torchrun |
-|---|---|---|
-"""
-
-
-def name_of(fault: Callable[[Path, str], str]) -> str:
-    """Return the name of a fault in the table."""
+def name_of(fault: Callable[[Path, str], Facts]) -> str:
     return (fault.__doc__ or "").strip().removesuffix(".")
 
 
 def read_rows() -> dict[str, tuple[str, str]]:
-    """Return the table's rows by fault."""
-    text = TABLE.read_text() if TABLE.is_file() else ""
-    found = re.finditer(r"^\| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    found = re.finditer(r"^\| (.+?) \| (.+?) \| (.+?) \|$", TABLE.read_text(), re.MULTILINE)
     return {row[1]: (row[2], row[3]) for row in found}
 
 
 def write_rows(rows: dict[str, tuple[str, str]]) -> None:
-    """Write the table and keep the text after it."""
-    text = TABLE.read_text() if TABLE.is_file() else ""
-    below = text.rpartition("|\n")[2]
+    """Write the table and keep the text around it, in which only torch's version may be another."""
+    before, line, after = TABLE.read_text().partition("|---|---|---|\n")
+    before = re.sub(r"of torch [\d.]+\d", f"of torch {torch.__version__.partition('+')[0]}", before)
     lines = [f"| {name} | {' | '.join(rows[name])} |\n" for name in map(name_of, FAULTS) if name in rows]
-    TABLE.write_text(HEAD + "".join(lines) + below)
+    TABLE.write_text("".join([before, line, *lines, "\n", after.partition("|\n\n")[2]]))

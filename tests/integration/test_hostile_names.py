@@ -1,8 +1,4 @@
-"""Names that contain terminal commands: no command of numapin passes them on to a terminal.
-
-Input: hostile names of a machine, a plan, a run's records, a process, files, folders, options and variables. The output
-may contain numapin's own colors and line ends, but no other invisible character.
-"""
+"""Names with terminal commands: of what is invisible, a terminal gets numapin's own colors and line ends only."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ if TYPE_CHECKING:
 
     from numapin import Plan
 
-pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder and the lines of `run` are made once
+pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder is made once
 
 FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
 """A name that a file can have."""
@@ -72,24 +68,18 @@ for line in json.loads(sys.argv[1]):
 """
 
 
-def each(*lines: Sequence[str], cwd: Path | None = None, **changes: str) -> list[Shown]:
-    """Run numapin with each of these command lines on one terminal."""
+def shown(*lines: Sequence[str], cwd: Path | None = None, **changes: str) -> list[Shown]:
+    """Run numapin with each line on one terminal; fail if it shows anything harmful or crashes."""
     modules = sorted({f"numapin.cli.{line[0]}" for line in lines if f"{line[0]}.py" in _COMMAND_FILES})
     if "numapin.cli.run" in modules:
         modules.append("numapin.launcher.hosts")
-    command = [sys.executable, "-c", _EACH, json.dumps(lines), *modules]
-    done = on_terminal(command, changes, cwd=cwd)
+    done = on_terminal([sys.executable, "-c", _EACH, json.dumps(lines), *modules], changes, cwd=cwd)
     *parts, rest = re.split(rb"END (\d+)\r\n", done.raw)
     assert (done.status, rest) == (0, b""), done.raw
-    return [Shown(status=int(status), raw=raw) for raw, status in zip(parts[::2], parts[1::2], strict=True)]
-
-
-def shown(*lines: Sequence[str], **changes: str) -> list[Shown]:
-    """Run numapin with each line; fail if it shows anything harmful or crashes."""
-    found = each(*lines, cwd=None, **changes)
-    for line, done in zip(lines, found, strict=True):
-        assert done.problems() == [], (line, done.raw)
-        assert "Traceback" not in done.text
+    found = [Shown(status=int(status), raw=raw) for raw, status in zip(parts[::2], parts[1::2], strict=True)]
+    for line, each in zip(lines, found, strict=True):
+        assert each.problems() == [], (line, each.raw)
+        assert "Traceback" not in each.text
     return found
 
 
@@ -124,22 +114,12 @@ def _hostile(plan: Plan) -> Plan:
     return replace(plan, ranks=ranks, warnings=(HOSTILE, "é"))
 
 
-# --- a broken check would hide every other failure -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "bad", [*"\x1b\x07\x9b\x85\x7f\t\b\r\u202e\u2066\u200e\u061c\u2028\u2029", "\x1b[7m", "\x1b[38;5;1m"]
-)
-def test_the_check_sees_what_is_hostile(bad: str) -> None:
+def test_the_check_sees_what_is_hostile() -> None:
     """The check finds each hostile name, a forged line, live-display sequences and bytes that are not valid text."""
-    assert Shown(status=0, raw=f"a{bad}b\r\n".encode()).problems()
-    assert Shown(status=0, raw=f"a\r\n{FORGED}".encode()).problems()
-    assert Shown(status=0, raw=b"\x1b[2K").problems()
-    assert Shown(status=0, raw=b"\x9b").problems()
+    names = (*"\x1b\x07\x9b\x85\x7f\t\b\r\u202e\u2066\u200e\u061c\u2028\u2029", "\x1b[7m", "\x1b[38;5;1m")
+    for bad in (*(f"a{name}b\r\n".encode() for name in names), f"a\r\n{FORGED}".encode(), b"\x1b[2K", b"\x9b"):
+        assert Shown(status=0, raw=bad).problems(), bad
     assert not Shown(status=0, raw="\x1b[1;31mé 名前\x1b[0m\r\n".encode()).problems()
-
-
-# --- machines and plans ----------------------------------------------------------------------------------------------
 
 
 def test_machine(folder: Path) -> None:
@@ -170,6 +150,7 @@ def test_exec(folder: Path) -> None:
         ("exec", *plan, "--verbose", "--", "true"),
         ("exec", *plan, "--", HOSTILE),
         ("exec", *plan, "--strict", "--", "true"),
+        cwd=None,
         **alone,
     )
     assert (done.status, missing.status, strict.status) == (0, 127, 5)
@@ -190,39 +171,32 @@ def test_doctor(folder: Path) -> None:
     )
 
 
-# --- errors on the command line --------------------------------------------------------------------------------------
-
-_WRONG = [
+_WRONG: dict[tuple[str, ...], str] = {
     tuple(
         word.replace("QUOTED", repr(HOSTILE)).replace("HOSTILE", HOSTILE).replace("NOT_TEXT", NOT_TEXT)
         for word in line.split()
-    )
+    ): ""
     for line in Path(__file__).with_name("hostile-lines.txt").read_text().splitlines()
-]
-
-
-_WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
-    ((f"--{HOSTILE.replace(' ', '')}=1", "bad.json"), "no such option"),
-    ((HOSTILE,), "does not exist in"),
-    (("--nnodes", HOSTILE, "bad.json"), "--nnodes is "),
-    (("--nproc-per-node", HOSTILE, "bad.json"), "--nproc-per-node"),
-    (("--bind", HOSTILE, "bad.json"), "--bind"),
-    (("--max-restarts", HOSTILE, "bad.json"), "--max-restarts is "),
-)
+}
+_WRONG_FOR_RUN: dict[tuple[str, ...], str] = {
+    ("run", f"--{HOSTILE.replace(' ', '')}=1", "bad.json"): "no such option",
+    ("run", HOSTILE): "does not exist in",
+    **{
+        ("run", option, HOSTILE, "bad.json"): f"{option}{says}"
+        for option, says in (("--nnodes", " is "), ("--nproc-per-node", ""), ("--bind", ""), ("--max-restarts", " is "))
+    },
+}
 
 
 def test_command_lines(folder: Path) -> None:
     """Messages that quote the command line, click's or numapin's, have visible characters only."""
-    lines = [*_WRONG, ("bench", "--help")]
-    found = each(*lines, cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
-    for line, done in zip(lines, found, strict=True):
-        assert done.problems() == [], line
+    lines = {**_WRONG, **_WRONG_FOR_RUN, ("bench", "--help"): ""}
+    found = shown(*lines, cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
+    for (line, says), done in zip(lines.items(), found, strict=True):
         assert (done.status == 0) == ("--help" in line), done.text
-        assert "Traceback" not in done.text
         assert done.text.strip()
-
-
-# --- running jobs ----------------------------------------------------------------------------------------------------
+        assert says in done.text
+        assert done.status == 2 or line not in _WRONG_FOR_RUN
 
 
 @contextmanager
@@ -238,14 +212,13 @@ def _process(**changes: str) -> Iterator[int]:
 
 
 @contextmanager
-def _run(base: Path, name: str, pid: int, plan: dict[str, Any]) -> Iterator[Path]:
-    """Start a run whose folder, plan, command and record are hostile."""
+def _run(base: Path, pid: int, plan: dict[str, Any]) -> Iterator[Path]:
     with run_directory({"NUMAPIN_RUN_DIR": str(base)}) as made:
         record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": pid, "host": None}
         write_json(made, "plan.json", plan)
         write_json(made, "command.json", {"argv": ["numapin", HOSTILE], "pid": 1})
         write_json(made, "observed-0-0.json", {**record, "start": None, "applied": {HOSTILE: HOSTILE}})
-        folder = base / f"{Path(made).name}{name}"
+        folder = base / f"{Path(made).name}{FILE}"
         Path(made).rename(folder)
         yield folder
 
@@ -259,7 +232,7 @@ def test_running_job(folder: Path) -> None:
     variables = {"LOCAL_RANK": HOSTILE, "OMP_PLACES": HOSTILE, "OMP_PROC_BIND": HOSTILE, "GOMP_CPU_AFFINITY": "0"}
     with ExitStack() as stack:
         pid = stack.enter_context(_process(**variables))
-        run = stack.enter_context(_run(base, FILE, pid, plan))
+        run = stack.enter_context(_run(base, pid, plan))
         there = {"NUMAPIN_RUN_DIR": str(base)}
         verified, told, attached, once, *_ = shown(
             ("verify",),
@@ -269,6 +242,7 @@ def test_running_job(folder: Path) -> None:
             ("verify", "--pid", str(pid)),
             ("attach", "--pid", str(pid)),
             ("top", "--once", "--json", "--interval", "0.1", str(run)),
+            cwd=None,
             **there,
         )
         assert verified.status == (1 if len(allowed) > 1 else 0)
@@ -279,50 +253,25 @@ def test_running_job(folder: Path) -> None:
         live = on_terminal([*interrupted, *NUMAPIN, "top", "--interval", "0.1", str(run)])
         assert "swap:" in live.text
         assert (live.status, live.problems(live=True)) == (0, [])
-        stack.enter_context(_run(base, FILE, pid, plan))
-        (both,) = shown(("verify",), **there)
+        stack.enter_context(_run(base, pid, plan))
+        (both,) = shown(("verify",), cwd=None, **there)
         assert both.status == 2
         assert both.text.count("numapin $'<b>a\\e[38;5;196mr\\e]0;owned") == 2
 
 
-# --- starting jobs ---------------------------------------------------------------------------------------------------
+def test_run(folder: Path) -> None:
+    """The table, the verification and the block of a hostile script have visible characters only.
 
-
-@pytest.fixture(scope="module")
-def of_run(folder: Path) -> dict[str, Shown]:
-    """Run every command line of `numapin run` in processes that share torch's import; return the output by message."""
-    options = ("--nproc-per-node", "1", "--bind", "exclusive", "--report", str(folder / f"{FILE}.json"))
-    lines = {
-        **{says: ("run", *line) for line, says in _WRONG_FOR_RUN},
-        "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
-        "fails": ("run", *options, f"{FILE}.py"),
-    }
-    found = each(*lines.values(), cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
-    return dict(zip(lines, found, strict=True))
-
-
-@pytest.mark.parametrize("says", [says for _, says in _WRONG_FOR_RUN])
-def test_command_lines_of_run(says: str, of_run: dict[str, Shown]) -> None:
-    """Messages that quote the command line have visible characters only."""
-    assert of_run[says].problems() == []
-    assert of_run[says].status == 2
-    assert says in of_run[says].text
-
-
-def test_run_that_fails(of_run: dict[str, Shown]) -> None:
-    """The table, the verification and the block of a hostile script have visible characters only."""
-    done = of_run["fails"]
-    assert done.problems() == [], done.raw
-    assert done.status == 1
-    assert "numapin: error: <b>a�[38;5;196mr" in done.text
-    assert "  failed  exit status 3" in done.text
-
-
-def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> None:
-    """--dry-run writes lines that bash accepts, with the exact arguments and no invisible characters."""
-    done = of_run["dry"]
-    assert (done.problems(), done.status) == ([], 0)
-    (line,) = [line for line in done.text.replace("\r", "").split("\n") if line.startswith("rank 0: ")]
+    --dry-run writes lines that bash accepts, with the exact arguments and no invisible characters.
+    """
+    ranks, name = ("--nproc-per-node", "1"), f"{FILE}.py"
+    options = (*ranks, "--bind", "exclusive", "--report", str(folder / f"{FILE}.json"))
+    lines = (("run", *options, name), ("run", *ranks, "--dry-run", name, *_ARGUMENTS))
+    fails, dry = shown(*lines, cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
+    assert (fails.status, dry.status) == (1, 0)
+    assert "numapin: error: <b>a�[38;5;196mr" in fails.text
+    assert "  failed  exit status 3" in fails.text
+    (line,) = [line for line in dry.text.replace("\r", "").split("\n") if line.startswith("rank 0: ")]
     told = subprocess.run(["bash", "-c", line.removeprefix("rank 0: ")], capture_output=True, check=True, cwd=folder)
     assert told.stdout.decode() == f"{list(_ARGUMENTS)}\n"
 
@@ -348,9 +297,6 @@ def test_job(folder: Path) -> None:
     assert HOSTILE in job["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
-# --- traces ----------------------------------------------------------------------------------------------------------
-
-
 def test_trace(folder: Path) -> None:
     """Names of kernels, operators, files, a rank's reason and the output folder are printed visibly."""
     made = loop(steps=4, wait=300, copy=200, compute=500, memory="Pageable")
@@ -373,9 +319,6 @@ def test_trace(folder: Path) -> None:
     assert (read.status, other.status) == (0, 0)
     assert "]0;owned" in read.text
     assert all(line.isprintable() for line in (output / "report.json").read_text().split("\n"))
-
-
-# --- Python's own report of numapin's errors -------------------------------------------------------------------------
 
 
 def test_uncaught_error_of_spawn() -> None:

@@ -1,21 +1,17 @@
-"""The launcher as process 1 of a container: it reaps orphans, keeps their statuses, and hears a terminal hang up.
-
-Signals from outside, and the status of the container: test_failure_block.py.
-"""
+"""The launcher as process 1 of a container: it reaps orphans, keeps their statuses, and ends with the right one."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, environment, script
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.integration.launching import NUMAPIN, call, environment, script
+from tests.waiting import wait_until
 
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
@@ -66,10 +62,8 @@ def _needs_namespaces() -> None:
 
 def test_orphans_are_reaped_and_statuses_kept(tmp_path: Path) -> None:
     """No zombie stays, and the launcher sees that its rank failed."""
-    command = [*IN_NAMESPACE, *NUMAPIN, "run", "--quiet", script(tmp_path, LEAVES_ORPHANS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
-    assert done.stdout == "2 []\n", done.stderr
-    assert done.returncode == 1
+    done = call(*IN_NAMESPACE, *NUMAPIN, "run", "--quiet", script(tmp_path, LEAVES_ORPHANS))
+    assert (done.status, done.out) == (1, "2 []\n"), done.err
 
 
 def test_a_terminal_that_hangs_up() -> None:
@@ -86,3 +80,17 @@ def test_a_terminal_that_hangs_up() -> None:
         finally:
             process.kill()
         assert process.stdout.read() == "saved\n"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_status_of_a_container(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """As process 1, the launcher ends its container with the status that a shell would show."""
+    path = script(tmp_path, "import time\nopen('here', 'w').close()\ntime.sleep(300)\n")
+    command, pipe = [*IN_NAMESPACE, *NUMAPIN, "run", "--quiet", path], subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stderr=pipe, text=True, env=environment()) as process:
+        assert wait_until((tmp_path / "here").exists, limit_s=60)
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), number)
+        assert process.stderr is not None
+        assert process.stderr.read().endswith(f"numapin: stopped by {number.name}; all ranks have ended\n")
+    assert process.returncode == status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,47 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, environment, numapin, script
+from tests.integration.faulty import Job
+from tests.integration.launching import NUMAPIN, environment, script
 from tests.integration.seam import guarded, proc, run_folder, write_json
 from tests.waiting import gone, wait_until
 
 STARTS_CHILDREN = """
-import json, os, signal, sys, time
-folder, restart, rank = sys.argv[1], os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 def start(how, stubborn):
-    pid = os.fork()
-    if pid:
-        return pid
-    how()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(1, 2)
-    if stubborn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.execlp("sleep", "sleep", "300")
-def lives(pid):
+    if os.fork() == 0:
+        how()
+        if stubborn:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        mark("child")
+        os.execlp("sleep", "sleep", "300")
+def lives(path):
     try:
-        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+        return open(f"/proc/{path.rpartition('.')[2]}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-if restart == "1":
+if restart == 1:
     if rank == "0":
-        pids = [pid for path in ("0", "1") for pid in json.load(open(f"{folder}/{path}")).values()]
-        print(*filter(lives, pids), "live")
-        with open(f"{folder}/stays", "w") as file:
-            file.write(str(start(os.setpgrp, False)))
+        mark("left" if any(map(lives, glob.glob(f"{folder}/child.*"))) else "clean")
+        start(os.setpgrp, False)
+        wait_for("child.0.1.*")
     sys.exit(0)
-pids = {
-    "a child": start(lambda: None, False),
-    "one that ignores SIGTERM": start(lambda: None, True),
-    "one in its own process group": start(os.setpgrp, True),
-    "one in its own session": start(os.setsid, False),
-    "the same, ignoring SIGTERM": start(os.setsid, True),
-}
-with open(f"{folder}/{rank}.new", "w") as file:
-    json.dump(pids, file)
-os.rename(f"{folder}/{rank}.new", f"{folder}/{rank}")
-while not all(os.path.exists(f"{folder}/{other}") for other in "01"):
-    time.sleep(0.02)
+for how, stubborn in ((int, False), (int, True), (os.setpgrp, True), (os.setsid, False), (os.setsid, True)):
+    start(how, stubborn)
+wait_for("child.*", 10)
 if rank == "1":
     sys.exit(1)
 time.sleep(300)
@@ -59,17 +44,18 @@ time.sleep(300)
 
 
 def test_children_of_ranks_are_gone_before_a_restart(tmp_path: Path) -> None:
-    """Ranks that fail or are ended leave no process to the next round; ranks that succeed may."""
-    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1", "--quiet")
-    (tmp_path / "marks").mkdir()
-    done = numapin("run", *options, script(tmp_path, STARTS_CHILDREN), str(tmp_path / "marks"))
-    left = {path.name: path.read_text() for path in (tmp_path / "marks").iterdir()}
+    """Ranks that fail or are ended leave no process to the next round; ranks that succeed may.
+
+    Some ignore SIGTERM, or are in a process group or a session of their own.
+    """
+    options = ["--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1"]
+    job = Job(tmp_path / "job", "numapin", options, STARTS_CHILDREN)
     try:
-        assert done.status == 0, done.err
-        assert done.out == "live\n"
-        assert not gone(int(left["stays"]))
+        assert job.wait() == 0, job.err
+        assert (len(job.marked("clean")), job.marked("left")) == (1, [])
+        assert [gone(pid) for *_, pid in job.marked("child", restart=1)] == [False]
     finally:
-        _kill(*json.loads(left["0"]).values(), *json.loads(left["1"]).values(), int(left["stays"]))
+        Job.started.pop().clean()
 
 
 # Starts processes that nothing but numapin could end, writes their ids to the file argv[-1], and waits.
@@ -102,34 +88,6 @@ if __name__ == "__main__":
 """
 
 
-def _all_kinds(folder: Path, *command: str) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """Start a command, whose only rank runs STARTS_ALL_KINDS; return it and the processes that this has started."""
-    written = folder / "pids"
-    process = subprocess.Popen([*command, script(folder, STARTS_ALL_KINDS), str(written)], env=environment())
-    if not wait_until(lambda: written.exists() or process.poll() is not None, limit_s=60):
-        process.kill()
-    assert written.exists(), process.wait(60)
-    return process, [*map(int, written.read_text().split())]
-
-
-@pytest.mark.parametrize(
-    ("number", "shell"),
-    [(signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGINT, False)],
-)
-def test_a_launcher_that_a_signal_ends(tmp_path: Path, number: signal.Signals, *, shell: bool) -> None:
-    """Nothing that its ranks started is left, whatever session it is in, even if the launcher cannot end it."""
-    below_shell = ("--no-python", "bash", "-c", f'{sys.executable} "$@"; exit', "bash")
-    options = ("--quiet", "--nproc-per-node", "1", "--shutdown-timeout", "1", *(below_shell if shell else ()))
-    launcher, pids = _all_kinds(tmp_path, *NUMAPIN, "run", *options)
-    try:
-        assert len(pids) == 5
-        launcher.send_signal(number)
-        launcher.wait(60)
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=60 if number == signal.SIGKILL else 0)
-    finally:
-        _kill(*pids)
-
-
 SPAWNS = """
 import sys, numapin
 from ranks import main
@@ -138,25 +96,52 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_caller_of_spawn_that_a_signal_ends(tmp_path: Path, number: signal.Signals) -> None:
-    """The same holds for spawn, whose caller keeps its own reaction to signals."""
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [
+        *(("a launcher around a shell", number) for number in (signal.SIGKILL, signal.SIGTERM)),
+        ("a launcher", signal.SIGINT),
+        ("a launcher around another", signal.SIGKILL),
+        *(("a caller of spawn", number) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)),
+    ],
+)
+def test_who_ends_with_a_signal(tmp_path: Path, who: str, number: signal.Signals) -> None:
+    """Nothing that its ranks started is left, whatever session it is in, even if the launcher cannot end it.
+
+    A caller of spawn keeps its own reaction to signals.
+    """
     script(tmp_path, STARTS_ALL_KINDS, "ranks.py")
-    caller, pids = _all_kinds(tmp_path, sys.executable, script(tmp_path, SPAWNS, "spawns.py"))
+    run = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "1", "--shutdown-timeout", "1"]
+    nested = f"import subprocess, sys; subprocess.run([*{run!r}, *sys.argv[1:]])"
+    commands = {
+        "a launcher": run,
+        "a launcher around a shell": [*run, "--no-python", "bash", "-c", f'{sys.executable} "$@"; exit', "bash"],
+        "a launcher around another": [*run, script(tmp_path, nested, "nested.py")],
+        "a caller of spawn": [sys.executable, script(tmp_path, SPAWNS, "spawns.py")],
+    }
+    written = tmp_path / "pids"
+    process = subprocess.Popen([*commands[who], str(tmp_path / "ranks.py"), str(written)], env=environment())
+    if not wait_until(lambda: written.exists() or process.poll() is not None, limit_s=60):
+        process.kill()
+    assert written.exists(), process.wait(60)
+    pids = [*map(int, written.read_text().split())]
     try:
-        caller.send_signal(number)
-        assert caller.wait(60) == -number
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=60)
+        assert len(pids) == 5
+        process.send_signal(number)
+        status, is_launcher = process.wait(60), who != "a caller of spawn"
+        assert status == (128 + number if number == signal.SIGTERM and is_launcher else -number)
+        has_ended_them = number != signal.SIGKILL and is_launcher
+        # Each guardian waits for 6 s, and another 30 s on a machine that is slow to end a process.
+        ended = wait_until(lambda: all(map(gone, pids)), limit_s=0 if has_ended_them else 120)
+        assert ended, [Path(f"/proc/{pid}/status").read_text() for pid in pids if not gone(pid)]
     finally:
-        _kill(*pids)
-
-
-def _children_of(pid: int) -> list[int]:
-    return proc.children_of().get(pid, [])
+        for pid in pids:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _guardian_of(launcher: int) -> int | None:
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _children_of(launcher)}
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proc.children_of().get(launcher, [])}
     return next((pid for pid, line in lines.items() if b"launcher.guardian" in line), None)
 
 
@@ -214,22 +199,3 @@ def test_the_guardian_of_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.M
             assert wait_until(lambda: gone(guardian), limit_s=60)
         finally:
             rank.kill()
-
-
-def test_a_launcher_inside_a_rank(tmp_path: Path) -> None:
-    """If an outer launcher is killed, nothing is left of an inner one's ranks either."""
-    inner = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "1"]
-    nested = f"import subprocess, sys; subprocess.run([*{inner!r}, *sys.argv[1:]])"
-    launcher, pids = _all_kinds(tmp_path, *inner, script(tmp_path, nested, "nested.py"))
-    try:
-        launcher.kill()
-        launcher.wait(60)
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=60)
-    finally:
-        _kill(*pids)
-
-
-def _kill(*pids: int) -> None:
-    for pid in pids:
-        if not gone(pid):
-            os.kill(pid, signal.SIGKILL)

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from tests.integration.launching import WITHOUT_COMPILER, Done, call, script
 from tests.integration.stepping import training_script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 pytestmark = pytest.mark.xdist_group("planted")  # so that the commands are started once
 
@@ -73,24 +73,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def results(folders: dict[str, Path]) -> Iterator[dict[str, Future[Done]]]:
-    """Start all commands in the planted directory, two at a time, and yield their results in order."""
+def results(folders: dict[str, Path]) -> dict[str, Done]:
+    """Run all commands in the planted directory, two at a time."""
     if _INSTALLED is None:
         pytest.skip("the program numapin is not beside this Python; type: pip install -e .")
+    places = {name: str(folders["out"] / f"{name}.py") for name in ("prints", "trains", "spawns")}
+    places["steps"] = str(folders["out"] / "stepping" / "train.py")
     with (
         subprocess.Popen(["sleep", "600"], env={**os.environ, "LOCAL_RANK": "0"}) as sleeper,
         ThreadPoolExecutor(2) as pool,
     ):
-        places = {name: str(folders["out"] / f"{name}.py") for name in ("prints", "trains", "spawns")}
-        places["steps"] = str(folders["out"] / "stepping" / "train.py")
         words = {**places, "out": str(folders["out"]), "pid": str(sleeper.pid), "python": sys.executable}
+
+        def run(name: str) -> Done:
+            command = [word.format(**words) for word in _COMMANDS[name]]
+            return _run(command, folders["planted"], folders["left"] / name)
+
         try:
-            yield {
-                name: pool.submit(
-                    _run, [word.format(**words) for word in command], folders["planted"], folders["left"] / name
-                )
-                for name, command in _COMMANDS.items()
-            }
+            return dict(zip(_COMMANDS, pool.map(run, _COMMANDS), strict=True))
         finally:
             sleeper.kill()
 
@@ -105,19 +105,17 @@ def _run(command: Sequence[str], folder: Path, left: Path) -> Done:
 
 @pytest.mark.parametrize("name", list(_COMMANDS))
 def test_nothing_is_imported_from_the_working_directory(
-    name: str, results: dict[str, Future[Done]], folders: dict[str, Path]
+    name: str, results: dict[str, Done], folders: dict[str, Path]
 ) -> None:
     """Each command works, and neither it nor a process that it starts imports a planted module."""
-    done = results[name].result(timeout=120)
-    assert done.status == 0, done.err
+    assert results[name].status == 0, results[name].err
     assert [path.name for path in (folders["left"] / name).iterdir()] == []
 
 
-@pytest.mark.parametrize("name", ["run", "exec", "spawn"])
-def test_the_users_own_path_is_as_ever(name: str, results: dict[str, Future[Done]], folders: dict[str, Path]) -> None:
+def test_the_users_own_path_is_as_ever(results: dict[str, Done], folders: dict[str, Path]) -> None:
     """A script's folder is first on its path, as under torchrun; ranks of spawn have their caller's path."""
-    printed = results[name].result(timeout=120).out
-    assert printed.strip() in (str(folders["out"]), repr((str(folders["out"]),)))
+    out = str(folders["out"])
+    assert [results[name].out.strip() for name in ("run", "exec", "spawn")] == [out, out, repr((out,))]
 
 
 def test_the_plants_grow(folders: dict[str, Path], tmp_path: Path) -> None:

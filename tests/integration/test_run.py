@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from numapin import Plan
 from tests.integration.launching import (
+    DUMP,
     NUMAPIN,
     REFUSE_POLICY,
     Done,
@@ -31,12 +33,6 @@ from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))
-DUMP = """
-import json, os
-status = open("/proc/self/status").read()
-cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
-os.write(1, (json.dumps(dict(os.environ) | {"cpus": cpus}) + "\\n").encode())  # in one piece: ranks share the pipe
-"""
 
 
 def test_several_launchers_on_one_host(tmp_path: Path) -> None:
@@ -61,9 +57,12 @@ class TestBinding:
 
     @needs_two_cpus
     def test_exclusive_ranks_are_where_the_plan_says(self, tmp_path: Path) -> None:
-        """Each exclusive rank runs on its own cores from its first instruction on, as the kernel reports."""
+        """Each exclusive rank runs on its own cores from its first instruction on, as the kernel reports.
+
+        The table of bindings goes to stderr.
+        """
         done = numapin("run", "--nproc-per-node", "2", "--bind", "exclusive", script(tmp_path, DUMP))
-        assert done.status == 0, done.err
+        assert (done.status, "rank  GPU  node  CPUs" in done.err) == (0, True), done.err
         ranks = done.json_lines()
         assert [rank["cpus"] for rank in ranks] == [json.loads(rank["NUMAPIN_BINDING"])["cpus"] for rank in ranks]
         assert ranks[0]["cpus"] != ranks[1]["cpus"]
@@ -122,133 +121,111 @@ class TestBinding:
         done = call("sh", "-c", command, PYTHONUNBUFFERED="")  # Python tries to flush the rest when it exits
         assert (done.status, done.out) == (0, "ran\n")
 
-    def test_quiet(self, tmp_path: Path) -> None:
-        """The table of bindings goes to stderr, and --quiet hides it."""
-        path = script(tmp_path, "")
-        assert "rank  GPU  node  CPUs" in numapin("run", "--nproc-per-node", "1", path).err
-        assert numapin("run", "--quiet", "--nproc-per-node", "1", path).err == ""
+
+def test_refused_policy_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Under a seccomp filter the ranks keep their CPUs; the launcher reports the refusal once, with the remedy."""
+    options = ("run", "--memory", "bind=0", "--nproc-per-node", "2", script(tmp_path, DUMP))
+    done = call(*REFUSE_POLICY, *NUMAPIN, *options, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+    assert done.status == 0, done.err
+    assert done.err.count("memory policy 'bind' was refused") == 1, done.err
+    assert "--cap-add SYS_NICE" in done.err
+    for record in observed(tmp_path / "runs"):
+        assert record["applied"]["cpus"] == record["requested"]["cpus"]
+        assert record["applied"]["memory"] is None
+        assert "refused" in record["requested"]["reason"]
 
 
-class TestMemoryPolicy:
-    """Memory policies that the kernel accepts or refuses. Tests with several nodes are in tests/vm."""
-
-    def test_refused_policy_is_told_once_and_the_run_goes_on(self, tmp_path: Path) -> None:
-        """Under a seccomp filter the ranks keep their CPUs; the launcher reports the refusal once, with the remedy."""
-        options = ("run", "--memory", "bind=0", "--nproc-per-node", "2", script(tmp_path, DUMP))
-        done = call(*REFUSE_POLICY, *NUMAPIN, *options, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
-        assert done.status == 0, done.err
-        assert done.err.count("memory policy 'bind' was refused") == 1, done.err
-        assert "--cap-add SYS_NICE" in done.err
-        for record in observed(tmp_path / "runs"):
-            assert record["applied"]["cpus"] == record["requested"]["cpus"]
-            assert record["applied"]["memory"] is None
-            assert "refused" in record["requested"]["reason"]
-
-    def test_a_refusal_that_was_not_foreseen(self, tmp_path: Path) -> None:
-        """A rank reports a refusal that the rehearsal did not meet, and its program sees it in its binding."""
-        plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
-        plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
-        handed_over: dict[str, str] = {}
-        handover.hand_over(Plan.from_json(json.dumps(plan)), str(tmp_path), handed_over)
-        shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
-        done = call(
-            *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
-            NUMAPIN_SLICE_0=handed_over["NUMAPIN_SLICE_0"],
-            NUMAPIN_RUN_DIR=str(tmp_path),
-            RANK="0",
-            TORCHELASTIC_RESTART_COUNT="0",
-        )
-        assert done.err.startswith("numapin: rank 0: memory policy 'bind' was refused"), done.err
-        (rank,) = done.json_lines()
-        binding = json.loads(rank["NUMAPIN_BINDING"])
-        assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
-        assert ("NUMAPIN_SLICE_0" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
-        requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
-        assert requested == plan["ranks"][0]
-
-
-class TestFaults:
-    """Ranks and launchers that die."""
-
-    def test_interrupt_while_starting(self, tmp_path: Path) -> None:
-        """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
-        with subprocess.Popen(
-            [
-                *NUMAPIN,
-                "run",
-                *torchs_store(),
-                "--nproc-per-node",
-                "1",
-                script(tmp_path, "import time; time.sleep(300)"),
-            ],
-            stderr=subprocess.PIPE,
-            env=environment(),
-        ) as process:
-            assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
-            time.sleep(0.3)  # it is importing torch then, and part of that catches every exception
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGINT, err.decode()
-
-    def test_unresolvable_host_name(self, tmp_path: Path) -> None:
-        """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""
-        path = script(tmp_path, "import os; print(os.environ['MASTER_ADDR'])")
-        probe = call("unshare", "--uts", "true") if shutil.which("unshare") else Done(status=1, out="", err="")
-        if probe.status != 0:
-            pytest.skip("no right to make a UTS namespace here (unshare --uts)")
-        lookups = tmp_path / "lookups"
-        lookups.mkdir()
-        (lookups / "sitecustomize.py").write_text(
-            "import socket\n"
-            "def refuse(*args, **kwargs):\n"
-            "    if args[0] not in (None, '127.0.0.1', 'localhost'): raise AssertionError(f'asked for {args[0]}')\n"
-            "    return real(*args, **kwargs)\n"
-            "real, socket.getaddrinfo = socket.getaddrinfo, refuse\n"
-            "socket.gethostbyaddr = socket.gethostbyname = refuse\n"
-        )
-        line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run --nproc-per-node 1 {path}"
-        done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
-        assert (done.status, done.out.strip()) == (0, "127.0.0.1"), done.err
-
-
-class TestBadInput:
-    """Mistakes that depend on the machine, as in tests/recorded/errors.txt; no rank is started."""
-
-    @pytest.mark.parametrize(
-        ("arguments", "status", "told"),
-        [
-            (["--memory", "bind=63", "s.py"], 2, "node 63 has no host memory that this process may use; usable: 0"),
-            (["--reserve-cpus", "4000-4001", "s.py"], 2, "CPUs 4000-4001 do not exist; online are 0"),
-            (["--nproc-per-node", "gpu", "s.py"], 2, "CUDA shows no GPU\n  hint: see why with: numapin doctor"),
-            (
-                ["--virtual-local-rank", "--nproc-per-node", "2", "s.py"],
-                2,
-                "--virtual-local-rank shows each rank one GPU; there are 2 ranks and 1 GPU\n",
-            ),
-            (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),
-        ],
+def test_a_refusal_that_was_not_foreseen(tmp_path: Path) -> None:
+    """A rank reports a refusal that the rehearsal did not meet, and its program sees it in its binding."""
+    plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
+    plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
+    handed_over: dict[str, str] = {}
+    handover.hand_over(Plan.from_json(json.dumps(plan)), str(tmp_path), handed_over)
+    shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
+    done = call(
+        *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
+        NUMAPIN_SLICE_0=handed_over["NUMAPIN_SLICE_0"],
+        NUMAPIN_RUN_DIR=str(tmp_path),
+        RANK="0",
+        TORCHELASTIC_RESTART_COUNT="0",
     )
-    def test_told(self, tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
-        """The status fits the kind of error, and the message names the input."""
-        script(tmp_path, "raise SystemExit('a rank was started')", "s.py")
-        done = numapin("run", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-        assert (done.status, told in done.err) == (status, True), done.err
-        assert "a rank was started" not in done.err
-        assert "Traceback" not in done.err
-
-    def test_missing_libnuma(self, tmp_path: Path) -> None:
-        """Without libnuma, which py-libnuma reports as AttributeError, the status is 3 and the package is named."""
-        stand_in = tmp_path / "numa"
-        stand_in.mkdir()
-        (stand_in / "__init__.py").write_text("raise AttributeError('undefined symbol: numa_num_possible_nodes')")
-        for command in (["topo"], ["run", "--nproc-per-node", "1", script(tmp_path, "")]):
-            done = numapin(*command, PYTHONPATH=str(tmp_path))
-            assert done.status == 3, done.err
-            assert "libnuma could not be loaded" in done.err
-            assert "apt-get install libnuma1" in done.err
+    assert done.err.startswith("numapin: rank 0: memory policy 'bind' was refused"), done.err
+    (rank,) = done.json_lines()
+    binding = json.loads(rank["NUMAPIN_BINDING"])
+    assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
+    assert ("NUMAPIN_SLICE_0" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
+    requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
+    assert requested == plan["ranks"][0]
 
 
-@pytest.mark.parametrize("most", [9, 13, 16, 31])
+def test_interrupt_while_starting(tmp_path: Path) -> None:
+    """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
+    words = ("run", *torchs_store(), "--nproc-per-node", "1", script(tmp_path, "import time; time.sleep(300)"))
+    with subprocess.Popen([*NUMAPIN, *words], stderr=subprocess.PIPE, env=environment()) as process:
+        assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
+        time.sleep(0.3)  # it is importing torch then, and part of that catches every exception
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, err.decode()
+
+
+def test_unresolvable_host_name(tmp_path: Path) -> None:
+    """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""
+    path = script(tmp_path, "import os; print(os.environ['MASTER_ADDR'])")
+    probe = call("unshare", "--uts", "true") if shutil.which("unshare") else Done(status=1, out="", err="")
+    if probe.status != 0:
+        pytest.skip("no right to make a UTS namespace here (unshare --uts)")
+    lookups = tmp_path / "lookups"
+    lookups.mkdir()
+    (lookups / "sitecustomize.py").write_text(
+        "import socket\n"
+        "def refuse(*args, **kwargs):\n"
+        "    if args[0] not in (None, '127.0.0.1', 'localhost'): raise AssertionError(f'asked for {args[0]}')\n"
+        "    return real(*args, **kwargs)\n"
+        "real, socket.getaddrinfo = socket.getaddrinfo, refuse\n"
+        "socket.gethostbyaddr = socket.gethostbyname = refuse\n"
+    )
+    line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run --nproc-per-node 1 {path}"
+    done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
+    assert (done.status, done.out.strip()) == (0, "127.0.0.1"), done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["--memory", "bind=63", "s.py"], 2, "node 63 has no host memory that this process may use; usable: 0"),
+        (["--reserve-cpus", "4000-4001", "s.py"], 2, "CPUs 4000-4001 do not exist; online are 0"),
+        (["--nproc-per-node", "gpu", "s.py"], 2, "CUDA shows no GPU\n  hint: see why with: numapin doctor"),
+        (
+            ["--virtual-local-rank", "--nproc-per-node", "2", "s.py"],
+            2,
+            "--virtual-local-rank shows each rank one GPU; there are 2 ranks and 1 GPU\n",
+        ),
+        (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),
+    ],
+)
+def test_told(tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
+    """The status fits the kind of error, and the message names the input."""
+    script(tmp_path, "raise SystemExit('a rank was started')", "s.py")
+    done = numapin("run", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert (done.status, told in done.err) == (status, True), done.err
+    assert "a rank was started" not in done.err
+    assert "Traceback" not in done.err
+
+
+def test_missing_libnuma(tmp_path: Path) -> None:
+    """Without libnuma, which py-libnuma reports as AttributeError, the status is 3 and the package is named."""
+    stand_in = tmp_path / "numa"
+    stand_in.mkdir()
+    (stand_in / "__init__.py").write_text("raise AttributeError('undefined symbol: numa_num_possible_nodes')")
+    for command in (["topo"], ["run", "--nproc-per-node", "1", script(tmp_path, "")]):
+        done = numapin(*command, PYTHONPATH=str(tmp_path))
+        assert done.status == 3, done.err
+        assert "libnuma could not be loaded" in done.err
+        assert "apt-get install libnuma1" in done.err
+
+
+@pytest.mark.parametrize("most", [9, 31])
 def test_too_few_open_files(tmp_path: Path, most: int) -> None:
     """A launcher that may not open as many files as it needs says so before it starts anything."""
     limited = ("bash", "-c", f'ulimit -n {most}; exec "$@"', "bash")
@@ -266,3 +243,114 @@ def test_importing_torch_does_not_bind_the_launcher(tmp_path: Path) -> None:
     options = ("--quiet", "--nproc-per-node", "1", *torchs_store())
     done = call(*NUMAPIN, "run", *options, path, OMP_PROC_BIND="true")
     assert (done.status, done.out.split()) == (0, [*map(str, sorted(os.sched_getaffinity(0)))]), done.err
+
+
+# --- what launchers inherit: the limit on open files, and variables of the rank that started or submitted them --------
+
+STALE = {
+    "NUMAPIN_BINDING": '{"local_rank": 3, "num_threads": 5}',
+    "TORCHELASTIC_RUN_ID": "outer",
+    "OMP_NUM_THREADS": "5",
+    "NUMAPIN_NIC_ENV": "UCX_NET_DEVICES",
+    "UCX_NET_DEVICES": "mlx5_6:1",
+    "TORCHELASTIC_TIMER_FILE": "/gone",
+    "NUMAPIN_RUN_DIR": "/gone/run",
+}
+"""A part of the environment of a job that a rank of another host has submitted."""
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> str:
+    return script(tmp_path, DUMP)
+
+
+def started(shown: str, *program: str, limits: str) -> list[Done]:
+    """Have `run` and `exec` start the program under limits on open files."""
+    limited = ("bash", "-c", f'{limits} && exec "$@"', "bash", *program)
+    rank = ("--local-rank", "0", "--local-size", "1", "--", sys.executable)
+    return [
+        call(*limited, "run", "--verbose", "--nproc-per-node=1", shown),
+        call(*limited, "exec", "--verbose", *rank, shown),
+    ]
+
+
+MOST = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+ENOUGH = 65536 if MOST == resource.RLIM_INFINITY else min(MOST, 65536)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "files"), [(200, "1000", 1000), (200, "hard", ENOUGH), (ENOUGH, "hard", ENOUGH)]
+)
+def test_ranks_may_open_more_files(soft: int, hard: str, files: int, shown: str) -> None:
+    """Below `run` and `exec`, the limit is 65536 or the hard limit; one that is no lower stays. --verbose says why."""
+    for done in started(shown, *NUMAPIN, limits=f"ulimit -S -n {soft} && ulimit -H -n {hard}"):
+        assert done.status == 0, done.err
+        assert json.loads(done.out)["files"] == str(files)
+        said = f"open files: the limit is raised from {soft} to {files}, because each DataLoader worker holds several"
+        assert (said in done.err) == (files != soft), done.err
+
+
+def test_a_limit_that_the_kernel_refuses_to_change(shown: str) -> None:
+    """It stays, and the program starts. So it is where the hard limit is above fs.nr_open."""
+    text = """
+import resource, runpy
+
+set_limit = resource.setrlimit
+
+def refuse(kind, limits):
+    if kind == resource.RLIMIT_NOFILE:
+        raise ValueError("not allowed to raise maximum limit")
+    set_limit(kind, limits)
+
+resource.setrlimit = refuse
+runpy.run_module("numapin", run_name="__main__", alter_sys=True)
+"""
+    for done in started(shown, sys.executable, "-c", text, limits="ulimit -S -n 200"):
+        assert done.status == 0, done.err
+        assert json.loads(done.out)["files"] == "200"
+
+
+def below(shown: str, given: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Return the environment of a rank below an outer rank's environment, and what was said."""
+    done = numapin("run", "--verbose", "--nproc-per-node=1", shown, cwd=None, **given)
+    assert done.status == 0, done.err
+    return json.loads(done.out), done.err
+
+
+def test_an_outer_ranks_variables_are_forgotten(shown: str) -> None:
+    """Its threads, NICs, timers and folder are not the new ranks'. --verbose names the variables."""
+    found, err = below(shown, STALE)
+    assert not found.keys() & {"UCX_NET_DEVICES", "NUMAPIN_NIC_ENV", "TORCHELASTIC_TIMER_FILE"}
+    assert json.loads(found["NUMAPIN_BINDING"])["local_rank"] == 0
+    assert found["OMP_NUM_THREADS"] == str(json.loads(found["NUMAPIN_BINDING"])["num_threads"])
+    assert not found["NUMAPIN_RUN_DIR"].startswith("/gone")
+    names = "TORCHELASTIC_TIMER_FILE, UCX_NET_DEVICES, NUMAPIN_NIC_ENV, OMP_NUM_THREADS, NUMAPIN_RUN_DIR"
+    assert f"unset, because an outer rank's launcher has set them: {names}" in err
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"OMP_NUM_THREADS": "3"},  # not the number that numapin has set: the user's
+        {"OMP_NUM_THREADS": "7", "NUMAPIN_BINDING": "not JSON"},
+    ],
+)
+def test_what_the_user_has_set_stays(changes: dict[str, str], shown: str, tmp_path: Path) -> None:
+    """A number of threads that the outer launcher has not set, an existing folder, and NICs of the user stay."""
+    given = {**STALE, "NUMAPIN_NIC_ENV": "", "NUMAPIN_RUN_DIR": str(tmp_path / "runs"), **changes}
+    (tmp_path / "runs").mkdir()
+    found, _ = below(shown, given)
+    assert (found["OMP_NUM_THREADS"], found["UCX_NET_DEVICES"]) == (changes["OMP_NUM_THREADS"], "mlx5_6:1")
+    assert found["NUMAPIN_RUN_DIR"].startswith(str(tmp_path / "runs"))
+
+
+def test_outside_of_a_rank_nothing_is_forgotten(shown: str, tmp_path: Path) -> None:
+    """The same variables are the user's if no launcher has left its own beside them; torchrun's 1 thread is not."""
+    given = {"OMP_NUM_THREADS": "1", "UCX_NET_DEVICES": "mlx5_6:1", "NUMAPIN_RUN_DIR": str(tmp_path / "runs")}
+    found, _ = below(shown, given)
+    assert given.items() <= {**found, "NUMAPIN_RUN_DIR": str(Path(found["NUMAPIN_RUN_DIR"]).parent)}.items()
+    given |= {"TORCHELASTIC_RUN_ID": "outer"}
+    assert "has set them: OMP_NUM_THREADS" in below(shown, given)[1]
+    found, _ = below(shown, given | {"LOCAL_WORLD_SIZE": "1", "NUMAPIN_NIC_ENV": "PATH:HOME"})
+    assert found["OMP_NUM_THREADS"] == "1", "torchrun sets none for one rank"
+    assert found.keys() >= {"PATH", "HOME"}, "not the variables of NICs"

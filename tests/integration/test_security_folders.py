@@ -1,8 +1,7 @@
 """A second user of the host sets traps in the temporary directory, in $XDG_RUNTIME_DIR, and where commands write.
 
-Input: two users besides root, by number. Each acts in its own process, forked from this one, which has loaded all
-modules: the checkout may be in a folder that only root can enter. If Linux's fs.protected_symlinks is on, the kernel
-stops some attacks before numapin does; the tests pass either way.
+Two users besides root act in forks of this process, which has loaded all modules: the checkout may be in a folder that
+only root can enter. If fs.protected_symlinks is on, the kernel stops some attacks before numapin does.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,7 @@ import pytest
 from numapin.errors import NumapinError
 from tests.integration.launching import NUMAPIN, environment, numapin, script
 from tests.integration.seam import handover, run_folder, write_text_to
+from tests.moments import acting
 from tests.needs import needs_root
 from tests.trace.made import loop
 
@@ -54,12 +54,10 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.chmod(folder, 0o777)
     sys.exit(1)
 """
-NUM_TRIES: Final = 300
-NUM_WRITES: Final = 3000
 SHOW: Final = """
 import os
 folder = os.environ["NUMAPIN_RUN_DIR"]
-print(folder, os.stat(folder).st_uid, oct(os.stat(folder).st_mode & 0o777), sorted(os.listdir(folder)))
+print(os.stat(folder).st_uid, oct(os.stat(folder).st_mode & 0o777))
 """
 
 
@@ -76,7 +74,6 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def home(place: Path) -> Path:
-    """Give a private folder of the victim."""
     folder = place / "home"
     as_user(VICTIM, _private, folder)
     return folder
@@ -87,19 +84,15 @@ def _private(folder: Path) -> None:
     (folder / "secret").write_text("before")
 
 
-def _become(uid: int) -> None:
-    os.setgroups([])
-    os.setgid(uid)
-    os.setuid(uid)
-
-
 def as_user(uid: int, call: Callable[..., Any], *args: object) -> Any:
     """Call a function as another user, in its own process, and return its result."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _become(uid)
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
             result = (call(*args), "")
         except BaseException:  # noqa: BLE001 - said in the parent
             result = (None, traceback.format_exc())
@@ -112,37 +105,6 @@ def as_user(uid: int, call: Callable[..., Any], *args: object) -> Any:
     os.waitpid(child, 0)
     assert not error, error
     return got
-
-
-@contextmanager
-def attacked(attack: Callable[[], None]) -> Iterator[None]:
-    """Let the attacker repeat an action as fast as it can during the block."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _become(ATTACKER)
-        while True:
-            with suppress(OSError):
-                attack()
-            if writer >= 0:
-                os.close(writer)
-                writer = -1
-    os.close(writer)
-    os.read(reader, 1)  # until the first attack
-    os.close(reader)
-    try:
-        yield
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def _swap(path: Path, target: Path) -> None:
-    """Put a folder and a link to the target at the same path, in turn."""
-    acts: tuple[Callable[[], None], ...] = (path.mkdir, path.rmdir, lambda: path.symlink_to(target), path.unlink)
-    for act in acts:
-        with suppress(OSError):
-            act()
 
 
 def _tree(folder: Path) -> dict[str, tuple[int, int, int, int]]:
@@ -159,25 +121,18 @@ def _plant_run(folder: Path, mode: int = 0o777) -> None:
     os.utime(folder, (0, 0))
 
 
-def _make_open(*folders: Path) -> None:
-    for folder in folders:
-        folder.mkdir()
-        folder.chmod(0o777)
+def _make_open(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
 
 
-def _run(place: Path) -> tuple[str, list[str], bool]:
-    """Make a run's folder and write a record; return its path, the live runs, and whether the victim owns all of it."""
-    environ = {"TMPDIR": str(place)}
+def _run(environ: dict[str, str]) -> tuple[str, list[str], bool]:
+    """Make a run's folder and write a record; return its path, the live runs, and whether this user owns all of it."""
     with run_folder.run_directory(environ) as folder:
         handover.write_json(folder, handover.PLAN, {})
         found = Path(folder).lstat()
         is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o77
         return folder, run_folder.live_runs(environ), is_ours
-
-
-def _folder_of_a_run(environ: dict[str, str]) -> str:
-    with run_folder.run_directory(environ) as folder:
-        return folder
 
 
 def _in_a_user_namespace(environ: dict[str, str]) -> str | None:
@@ -186,42 +141,28 @@ def _in_a_user_namespace(environ: dict[str, str]) -> str | None:
     if libc.prctl(_PR_SET_DUMPABLE, 1) or libc.unshare(_CLONE_NEWUSER):  # otherwise its files in /proc belong to root
         return None
     Path("/proc/self/uid_map").write_bytes(b"0 %d 1" % uid)
-    return _folder_of_a_run(environ)
+    return _run(environ)[0]
 
 
 class TestFolder:
     """The folder of a run in the temporary directory."""
 
-    @pytest.mark.parametrize("what", ["open folder", "closed folder", "link", "file"])
-    def test_made_in_advance(self, place: Path, home: Path, what: str) -> None:
+    def test_made_in_advance(self, place: Path, home: Path) -> None:
         """What another user gave the name of an ended run is neither removed nor listed, and no run uses it."""
-        planted = place / OWN
-        acts: dict[str, Callable[[], object]] = {
-            "open folder": lambda: _plant_run(planted),
-            "closed folder": lambda: _plant_run(planted, 0o700),
-            "link": lambda: planted.symlink_to(home),
-            "file": planted.touch,
-        }
-        as_user(ATTACKER, acts[what])
-        before = (_tree(planted), _tree(home))
+        planted = [place / f"{OWN[:-1]}{number}" for number in range(4)]
+
+        def plant() -> None:
+            _plant_run(planted[0])
+            _plant_run(planted[1], 0o700)
+            planted[2].symlink_to(home)
+            planted[3].touch()
+
+        as_user(ATTACKER, plant)
+        before = [_tree(path) for path in (*planted, home)]
         for _ in range(2):
-            folder, live, is_ours = as_user(VICTIM, _run, place)
+            folder, live, is_ours = as_user(VICTIM, _run, {"TMPDIR": str(place)})
             assert (live, is_ours) == ([folder], True)
-        assert (_tree(planted), _tree(home)) == before
-
-    def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
-        """While another user swaps a folder and a link under the name of an ended run, the sweep follows no link."""
-        (home / "lock").touch()
-        os.chown(home / "lock", VICTIM, VICTIM)
-        before = _tree(home)
-
-        def runs() -> list[str]:
-            made = [_run(place) for _ in range(NUM_TRIES)]
-            return [folder for folder, live, is_ours in made if not is_ours or folder not in live]
-
-        with attacked(lambda: _swap(place / OWN, home)):
-            assert as_user(VICTIM, runs) == []
-        assert _tree(home) == before
+        assert [_tree(path) for path in (*planted, home)] == before
 
     def test_a_folder_that_is_gone_and_made_again_by_another(self, place: Path) -> None:
         """A rank whose run's folder was cleaned up writes nothing into a folder that another user made at that path."""
@@ -239,7 +180,7 @@ class TestFolder:
         before = _tree(theirs)
         environ = {"TMPDIR": str(theirs), "TEMP": str(place)}
         for uid in (VICTIM, 0):
-            assert Path(as_user(uid, _folder_of_a_run, environ)).parent == place
+            assert Path(as_user(uid, _run, environ)[0]).parent == place
         assert _tree(theirs) == before
 
     def test_in_a_user_namespace(self, place: Path) -> None:
@@ -250,165 +191,144 @@ class TestFolder:
         assert Path(folder).parent == place
 
 
-class TestOthersRuns:
-    """Runs of other users are not this user's."""
+def test_runs_of_other_users_are_not_looked_at(place: Path) -> None:
+    """A live run of another user is not listed; root finds it if NUMAPIN_RUN_DIR names it."""
+    base = place / "open"
+    run = base / f"run-{OVER}"
 
-    def test_they_are_not_looked_at(self, place: Path) -> None:
-        """A live run of another user is not listed; root finds it if NUMAPIN_RUN_DIR names it."""
-        base = place / "open"
-        run = base / f"run-{OVER}"
+    def plant() -> None:
+        _plant_run(run)
+        for uid in (VICTIM, 0):
+            (place / f"numapin-{uid}-{OVER}").symlink_to(run)
 
-        def plant() -> None:
-            _plant_run(run)
-            for uid in (VICTIM, 0):
-                (place / f"numapin-{uid}-{OVER}").symlink_to(run)
-
-        as_user(ATTACKER, plant)
-        with (run / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            named = {"NUMAPIN_RUN_DIR": str(base)}
-            for uid in (VICTIM, 0):
-                live = as_user(uid, run_folder.live_runs, {"TMPDIR": str(place)})
-                assert not [path for path in live if place in Path(path).parents]  # root's own may be in /tmp
-            assert as_user(VICTIM, run_folder.live_runs, named) == []
-            assert as_user(VICTIM, run_folder.is_live, str(run)) is False
-            assert as_user(0, run_folder.live_runs, named) == [str(run)]
-
-    @pytest.mark.parametrize("what", ["link", "victim's own"])
-    def test_files_in_them_lead_nowhere_else(self, place: Path, home: Path, what: str) -> None:
-        """Root, who may inspect another user's run, reads no file of a third user through it."""
-        folder = place / "run"
-        as_user(ATTACKER, folder.mkdir)
-        if what == "link":
-            as_user(ATTACKER, (folder / handover.PLAN).symlink_to, home / "secret")
-        else:
-            os.link(home / "secret", folder / handover.PLAN)
-        with pytest.raises(AssertionError, match=r"a link, not a regular file|another user's file"):
-            as_user(0, handover.read_text, str(folder / handover.PLAN))
+    as_user(ATTACKER, plant)
+    with (run / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        named = {"NUMAPIN_RUN_DIR": str(base)}
+        for uid in (VICTIM, 0):
+            live = as_user(uid, run_folder.live_runs, {"TMPDIR": str(place)})
+            assert not [path for path in live if place in Path(path).parents]  # root's own may be in /tmp
+        assert as_user(VICTIM, run_folder.live_runs, named) == []
+        assert as_user(VICTIM, run_folder.is_live, str(run)) is False
+        assert as_user(0, run_folder.live_runs, named) == [str(run)]
 
 
-class TestFiles:
-    """Files that commands write in folders where all users may write."""
+@pytest.mark.parametrize("what", ["link", "victim's own"])
+def test_files_in_runs_of_other_users_lead_nowhere_else(place: Path, home: Path, what: str) -> None:
+    """Root, who may inspect another user's run, reads no file of a third user through it."""
+    folder = place / "run"
+    as_user(ATTACKER, folder.mkdir)
+    if what == "link":
+        as_user(ATTACKER, (folder / handover.PLAN).symlink_to, home / "secret")
+    else:
+        os.link(home / "secret", folder / handover.PLAN)
+    with pytest.raises(AssertionError, match=r"a link, not a regular file|another user's file"):
+        as_user(0, handover.read_text, str(folder / handover.PLAN))
 
-    def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
-        """A link that appears and disappears is never written through."""
-        before = _tree(home)
-        path = place / "out"
 
-        def writes() -> tuple[int, int]:
-            num_written = num_refused = 0
-            while num_written < NUM_WRITES and num_refused < NUM_TRIES:
-                try:
-                    write_text_to(str(path), "text", remedy="")
-                except NumapinError:
-                    num_refused += 1
+@pytest.mark.parametrize("what", ["ended run", "file"])
+def test_swapped_at_every_moment(place: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that another user makes or removes at any moment leads nowhere: no sweep and no write follows it.
+
+    In its place there is a folder like that of an ended run, or nothing. Other swaps: tests/unit/base/test_races.py.
+    """
+    monkeypatch.setattr(run_folder, "temporary_directories", lambda _: [str(place)])  # others have many files
+    is_run, private = what == "ended run", place / "private"
+    _plant_run(private, 0o700)
+    name, before = place / (f"numapin-0-{OVER}" if is_run else "out"), _tree(private)
+
+    def clear() -> None:
+        if name.is_symlink() or name.is_file():
+            name.unlink()
+        elif name.exists():
+            shutil.rmtree(name)
+
+    def link() -> None:
+        clear()
+        name.symlink_to(private if is_run else private / "lock")
+        os.chown(name, ATTACKER, ATTACKER, follow_symlinks=False)
+
+    def no_link() -> None:
+        clear()
+        if is_run:
+            _plant_run(name)
+            os.chown(name, ATTACKER, ATTACKER)
+
+    for states in ((link, no_link), (no_link, link)):
+        for moment in count():
+            states[0]()
+            with suppress(NumapinError), acting({moment: states[1]}) as calls:
+                if is_run:
+                    folder, live, is_ours = _run({"TMPDIR": str(place)})
+                    assert (live, is_ours) == ([folder], True)
                 else:
-                    num_written += 1
-                    with suppress(OSError):  # the attacker's link again, protected by the sticky bit
-                        path.unlink()
-            return num_written, num_refused
+                    write_text_to(str(name), "text", remedy="")
+            assert _tree(private) == before
+            if calls.num <= moment:
+                break
+        assert moment > 5, what
 
-        def swap() -> None:
-            path.symlink_to(home / "secret")
-            path.unlink()
 
-        with attacked(swap):
-            as_user(VICTIM, writes)
-        assert _tree(home) == before
-        path.unlink(missing_ok=True)  # the attacker's last file at that path
-        assert as_user(VICTIM, writes) == (NUM_WRITES, 0)
+def test_output_of_a_trace(place: Path, tmp_path: Path) -> None:
+    """Neither a trace nor a report on one goes into a folder of another user, or through a link of one."""
+    private, trace = tmp_path / "private", tmp_path / "trace.json"
+    private.mkdir(mode=0o700)
+    trace.write_text(json.dumps(loop(compute=5).content()))
 
-    def test_trace_folder(self, place: Path, tmp_path: Path) -> None:
-        """A trace is never written into another user's folder."""
-        folder = place / "traces"
-        as_user(ATTACKER, folder.mkdir)
-        before = _tree(folder)
-        options = ("--nproc-per-node", "1", "--output", str(folder))
-        done = numapin("trace", *options, script(tmp_path, "print('ran')"), TMPDIR=str(place))
+    def plant() -> None:
+        (place / "folder").mkdir()
+        _make_open(place / "open")
+        (place / "link").symlink_to(private)
+
+    as_user(ATTACKER, plant)
+    before = [_tree(path) for path in (place / "folder", place / "open", private)]
+    makes = ("--nproc-per-node", "1", script(tmp_path, "print('ran')"))
+    reads = ("--read", str(trace))
+    for output, words, verb in (("folder", makes, "used"), ("open", reads, "written"), ("link/a/b", reads, "written")):
+        done = numapin("trace", "--output", str(place / output), *words, TMPDIR=str(place))
         assert (done.status, done.out) == (1, "")
-        assert f"{folder} cannot be used: belongs to another user (uid {ATTACKER})" in done.err
-        assert "choose another with --output DIR" in done.err
-        assert _tree(folder) == before
-
-    @pytest.mark.parametrize("names", ["folder", "link/a/b"])
-    def test_report_on_a_trace(self, place: Path, tmp_path: Path, names: str) -> None:
-        """A report on traces goes into no folder of another user, and through no link of one."""
-        private = tmp_path / "private"
-        private.mkdir(mode=0o700)
-
-        def plant() -> None:
-            _make_open(place / "folder")
-            (place / "link").symlink_to(private)
-
-        as_user(ATTACKER, plant)
-        before = (_tree(place / "folder"), _tree(private))
-        trace = tmp_path / "trace.json"
-        trace.write_text(json.dumps(loop(compute=5).content()))
-        done = numapin("trace", "--read", str(trace), "--output", str(place / names), TMPDIR=str(place))
-        assert (done.status, done.out) == (1, "")
-        assert f"{place / names} cannot be written: " in done.err
+        assert f"{place / output} cannot be {verb}: " in done.err
         assert f"another user (uid {ATTACKER})" in done.err
         assert "choose another with --output DIR" in done.err
-        assert (_tree(place / "folder"), _tree(private)) == before
+    assert [_tree(path) for path in (place / "folder", place / "open", private)] == before
 
 
-class TestCommand:
-    """`numapin run` as a whole."""
-
-    def test_a_restart_without_the_runs_folder(self, place: Path, tmp_path: Path) -> None:
-        """If another user replaced the run's folder, restarted ranks get a new one, and the old path is not used."""
-        path = script(tmp_path, _TAKEN_OVER)
-        options = ("--nproc-per-node", "1", "--max-restarts", "1")
-        done = numapin("run", *options, path, TMPDIR=str(place))
-        assert done.status == 0, done.err
-        old, new = (line.split(maxsplit=2) for line in done.out.splitlines())
-        assert f"warning: the folder of this run, {old[0]}, was removed or replaced" in done.err
-        assert "set NUMAPIN_RUN_DIR to a folder outside of /tmp" in done.err
-        assert new[0] != old[0]
-        assert new[1].startswith(f"{new[0]}/error-")
-        for name in ("plan.json", "lock", "observed-0-1.json"):
-            assert name in new[2]
-        assert [str(left) for left in place.glob("numapin-*")] == [old[0]]
-
-    def test_a_users_run(self, place: Path, home: Path) -> None:
-        """A user who is not root is protected too, with a link in place of the folder."""
-        why = _unreadable_for(VICTIM)
-        if why:
-            pytest.skip(f"another user cannot run this checkout: {why}")
-        as_user(ATTACKER, (place / OWN).symlink_to, home)
-        before = _tree(home)
-        path = script(place, SHOW)
-        done = subprocess.run(
-            [*NUMAPIN, "run", "--nproc-per-node", "1", path],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            cwd=place,
-            env=environment(TMPDIR=str(place), HOME=str(home)),
-            **_AS_VICTIM,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[1:3] == [str(VICTIM), "0o700"]
-        assert _tree(home) == before
+def test_a_restart_without_the_runs_folder(place: Path, tmp_path: Path) -> None:
+    """If another user replaced the run's folder, restarted ranks get a new one, and the old path is not used."""
+    path = script(tmp_path, _TAKEN_OVER)
+    options = ("--nproc-per-node", "1", "--max-restarts", "1")
+    done = numapin("run", *options, path, TMPDIR=str(place))
+    assert done.status == 0, done.err
+    old, new = (line.split(maxsplit=2) for line in done.out.splitlines())
+    assert f"warning: the folder of this run, {old[0]}, was removed or replaced" in done.err
+    assert "set NUMAPIN_RUN_DIR to a folder outside of /tmp" in done.err
+    assert new[0] != old[0]
+    assert new[1].startswith(f"{new[0]}/error-")
+    for name in ("plan.json", "lock", "observed-0-1.json"):
+        assert name in new[2]
+    assert [str(left) for left in place.glob("numapin-*")] == [old[0]]
 
 
-_AS_VICTIM: Final[dict[str, Any]] = {"user": VICTIM, "group": VICTIM, "extra_groups": []}
+def _victims(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python as the victim."""
+    as_victim: dict[str, Any] = {"user": VICTIM, "group": VICTIM, "extra_groups": []}
+    python = [sys.executable, *command]
+    return subprocess.run(python, capture_output=True, text=True, timeout=120, check=False, **as_victim, **options)
 
 
-def _unreadable_for(uid: int) -> str:
-    """Return why a user cannot start this Python and import numapin; empty if that works."""
+def test_a_users_run(place: Path, home: Path) -> None:
+    """A user who is not root is protected too, with a link in place of the folder."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", "import numapin.cli.run, torch"],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=Path(__file__).parents[2],
-            user=uid,
-            group=uid,
-            extra_groups=[],
-        )
+        probe = _victims("-c", "import numapin.cli.run, torch", cwd=Path(__file__).parents[2])
+        why = probe.stderr.strip().rpartition("\n")[2] if probe.returncode else ""
     except OSError as error:
-        return str(error)
-    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+        why = str(error)
+    if why:
+        pytest.skip(f"another user cannot run this checkout: {why}")
+    as_user(ATTACKER, (place / OWN).symlink_to, home)
+    before = _tree(home)
+    path, environ = script(place, SHOW), environment(TMPDIR=str(place), HOME=str(home))
+    done = _victims(*NUMAPIN[1:], "run", "--nproc-per-node", "1", path, cwd=place, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(VICTIM), "0o700"]
+    assert _tree(home) == before

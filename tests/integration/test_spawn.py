@@ -1,14 +1,19 @@
-"""`numapin.spawn` with real processes: binding before unpickling, results, errors, and cleanup."""
+"""`numapin.spawn` with real processes: binding before unpickling, results, errors, cleanup, and the ranks' port."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
+import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +21,25 @@ import pytest
 
 import numapin
 from tests.integration import calls
-from tests.integration.launching import call, environment, script
+from tests.integration.launching import call, script
 from tests.integration.launching import numapin as run_numapin
-from tests.integration.seam import NUM_SIZE_BYTES, Answer, Outcome, RankProcess, ended_on_error, results_of
-from tests.needs import needs_two_cpus
+from tests.integration.seam import (
+    NUM_SIZE_BYTES,
+    Answer,
+    Outcome,
+    RankProcess,
+    ended_on_error,
+    hosts,
+    listen,
+    results_of,
+    spawn_call,
+)
+from tests.needs import needs_root, needs_two_cpus
 from tests.recorded.screens import compare_answers
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -65,8 +80,8 @@ class TestResults:
     def test_queues_of_multiprocessing_can_be_arguments(self) -> None:
         """Locks and queues of multiprocessing can be passed to ranks as arguments."""
         queue = multiprocessing.get_context("spawn").SimpleQueue()
-        numapin.spawn(calls.put_into, (queue,), num_ranks=2)
-        assert {queue.get(), queue.get()} == {"0", "1"}
+        numapin.spawn(methodcaller("put", "here"), (queue,), num_ranks=2)
+        assert [queue.get(), queue.get()] == ["here", "here"]
         queue.close()
 
     def test_functions_of_the_script_itself(self, tmp_path: Path) -> None:
@@ -107,15 +122,15 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("fn", "args", "told"),
         [
-            (calls.kill_self, (), r"rank 0 \(pid \d+\) was killed by SIGKILL"),
-            (calls.die_of_real_time, (), r"rank 0 \(pid \d+\) was killed by signal \d+\n"),
-            (calls.leave, (), r"rank 0 \(pid \d+\) exited with status 0 before fn returned"),
-            (calls.leave_later, (), r"rank 0 \(pid \d+\) exited with status 7\n"),
+            (signal.raise_signal, (signal.SIGKILL,), r"rank 0 \(pid \d+\) was killed by SIGKILL"),
+            (signal.raise_signal, (signal.SIGRTMIN + 6,), r"rank 0 \(pid \d+\) was killed by signal \d+\n"),
+            (os._exit, (0,), r"rank 0 \(pid \d+\) exited with status 0 before fn returned"),
+            (atexit.register, (os._exit, 7), r"rank 0 \(pid \d+\) exited with status 7\n"),
             (sys.exit, (3,), r"rank 0 \(pid \d+\) exited with status 3 before fn returned"),
-            (calls.give_lambda, (), r"the result of rank 0 cannot be pickled"),
+            (threading.Lock, (), r"the result of rank 0 cannot be pickled"),
             (calls.echo, (calls.Unloadable(),), r"rank 0 could not load fn or its arguments"),
         ],
-        ids=["signal", "real-time signal", "os._exit", "late exit", "sys.exit", "lambda", "argument"],
+        ids=["signal", "real-time signal", "os._exit", "late exit", "sys.exit", "lock", "argument"],
     )
     def test_told(self, fn: Callable[..., object], args: tuple[object, ...], told: str) -> None:
         """A rank that ends without a result raises a RankError that names the rank and how it ended."""
@@ -127,13 +142,6 @@ class TestErrors:
         """If a rank dies, its death is raised, although the errors that its peers get from it come first."""
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), num_ranks=2, timeout=60)
-
-    def test_what_a_failed_rank_started_is_ended(self, tmp_path: Path) -> None:
-        """A child of a failed rank is killed even if it ignores SIGTERM."""
-        with pytest.raises(numapin.RankError):
-            numapin.spawn(calls.leave_child, (str(tmp_path / "pids"),), shutdown_timeout=1)
-        (pid,) = [int(path.name) for path in (tmp_path / "pids").iterdir()]
-        assert wait_until(lambda: gone(pid), limit_s=60)
 
     def test_half_an_answer(self) -> None:
         """A rank that dies while sending its answer is reported, although a child that it forked holds the socket."""
@@ -169,14 +177,14 @@ class TestErrors:
     def test_what_this_machine_lacks(self, options: dict[str, Any], error: type[Exception], told: str) -> None:
         """The message has what was given."""
         with pytest.raises(error, match=told):
-            numapin.spawn(calls.kill_self, **options)
+            numapin.spawn(calls.echo, **options)
 
     def test_bad_options(self) -> None:
         """Messages about invalid values are recorded; NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
 
         def answer(line: str) -> str:
             with pytest.raises(numapin.UsageError) as caught:
-                numapin.spawn(calls.kill_self, **json.loads(line))
+                numapin.spawn(calls.echo, **json.loads(line))
             return str(caught.value)
 
         compare_answers(Path(__file__).with_name("spawn-options.txt"), answer)
@@ -256,7 +264,6 @@ class _Overlooked(RankProcess):
     has_looked = False
 
     def look(self) -> None:
-        """Report nothing the first time."""
         if self.has_looked:
             super().look()
         self.has_looked = True
@@ -297,20 +304,116 @@ def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
     assert "the launcher has ended, or the Python for ranks is a wrapper script, which must exec Python" in done.err
 
 
-def test_ranks_end_with_ctrl_c(tmp_path: Path) -> None:
-    """Ctrl-C in the parent ends all ranks; other signals: test_leftovers.py."""
-    folder = tmp_path / "pids"
-    path = script(
-        tmp_path,
-        "import sys, numapin\n"
-        "from tests.integration import calls\n"
-        "if __name__ == '__main__': numapin.spawn(calls.wait_in, (sys.argv[1],), num_ranks=2)\n",
-    )
-    command = [sys.executable, path, str(folder)]
-    with subprocess.Popen(command, env=environment(PYTHONPATH=ROOT), stderr=subprocess.PIPE, text=True) as process:
-        assert wait_until(lambda: len(list(folder.iterdir())) == 2, limit_s=60)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT, err
-    pids = [int(path.name) for path in folder.iterdir()]
-    assert wait_until(lambda: all(gone(pid) for pid in pids), limit_s=60)
+# --- the port on which ranks meet: no other user can take it, from its choice to its use ------------------------------
+
+_NOBODY = 65534
+_LOOPBACK = ("tcp", "0100007F")
+
+# Tries every address and option that could share the port, until its stdin ends; then prints what it got.
+_ATTACK = """
+import json, os, select, socket, sys, time
+os.setgroups([])
+os.setuid(int(sys.argv[2]))
+PLACES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"),
+          (socket.AF_INET6, "::"), (socket.AF_INET6, "::ffff:127.0.0.1")]
+OPTIONS = [(), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)]
+rounds, won = 0, []
+while not won and (rounds < 2 or not select.select([0], [], [], 0)[0]):
+    for family, address in PLACES:
+        for options in OPTIONS:
+            with socket.socket(family) as attempt:
+                for option in options:
+                    attempt.setsockopt(socket.SOL_SOCKET, option, 1)
+                if family == socket.AF_INET6:
+                    attempt.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                try:
+                    attempt.bind((address, int(sys.argv[1])))
+                    attempt.listen()
+                except OSError:
+                    continue
+                won.append([address, options])
+    rounds += 1
+    time.sleep(0.002)  # the ranks need the CPU, too
+    if rounds == 1:
+        print("began", flush=True)
+print(json.dumps({"uid": os.getuid(), "won": won}), flush=True)
+"""
+
+
+@contextmanager
+def _attacked(port: int) -> Iterator[list[dict[str, Any]]]:
+    """Attack a port as another user during the block; the list has the attacker's report afterwards."""
+    reports: list[dict[str, Any]] = []
+    command = [sys.executable, "-I", "-S", "-c", _ATTACK, str(port), str(_NOBODY)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as attacker:
+        assert attacker.stdin is not None
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == b"began\n"
+        yield reports
+        attacker.stdin.close()
+        reports.append(json.loads(attacker.stdout.read()))  # not communicate(): the report may be in the buffer already
+
+
+@pytest.fixture(params=["numapin", "torch"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Say which server of the store the caller uses: torch's, as if the installed torch were a newer one, or ours."""
+    kind: str = request.param
+    if kind == "torch":
+        monkeypatch.setattr(spawn_call, "why_not_served", lambda _: "this numapin does not know the store of torch 9")
+    return kind
+
+
+@needs_root
+def test_another_user_never_gets_the_port(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attacker with another uid tries from the choice of the port to the last result, and the ranks still meet.
+
+    What is written for torch.multiprocessing.spawn works, too: rank 0 serves other ports; MASTER_PORT, nobody else.
+    """
+    attack, reports = ExitStack(), list[list[dict[str, Any]]]()
+
+    def attacked(address: str, port: int) -> socket.socket:
+        listening = listen(address, port)
+        reports.append(attack.enter_context(_attacked(listening.getsockname()[1])))
+        return listening
+
+    def collected(*ranks: Any, **options: Any) -> tuple[Any, ...]:
+        with attack:
+            return results_of(*ranks, **options)
+
+    monkeypatch.setattr(hosts, "listen", attacked)
+    monkeypatch.setattr(spawn_call, "results_of", collected)
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))
+        ports = [free.getsockname()[1] for free in (one, other)]
+    results = numapin.spawn(calls.meet, ports, num_ranks=2, timeout=240)
+    ((report,),) = reports
+    assert (report["uid"], report["won"]) == (_NOBODY, [])
+    assert results == (({_LOOPBACK}, [2.0] * 4),) * 2, server
+
+
+@needs_root
+def test_the_attack_has_teeth() -> None:
+    """The attack succeeds on a port that is only held, with SO_REUSEADDR, until a server needs it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        with _attacked(held.getsockname()[1]) as reports:
+            pass
+    assert ["127.0.0.1", [socket.SO_REUSEADDR]] in reports[0]["won"]
+
+
+@needs_root
+def test_the_store_is_closed_to_other_users(capfd: pytest.CaptureFixture[str]) -> None:
+    """Another user's connection is closed at once, as in `numapin run`; the hint is what a caller of spawn can do."""
+    assert numapin.spawn(calls.knock, (0, _NOBODY)) == (["answered", "closed"],)
+    err = capfd.readouterr().err
+    assert err.count("hint: give its process group a port of its own") == 1
+    assert "numapin run" not in err
+
+
+def test_the_store_ends_with_the_call(server: str) -> None:
+    """Nothing listens on the port afterwards, even if the caller keeps a rank's error, as notebooks do."""
+    with pytest.raises(numapin.RankError) as caught:
+        numapin.spawn(calls.raise_port)
+    assert calls.listeners(int(caught.value.message.rpartition("LookupError: ")[2])) == set(), server

@@ -1,10 +1,8 @@
 """Ranks that run in forks of a process which has torch, and the hook of `numapin trace` in it, imported.
 
-Importing torch takes a rank 1.5 s of CPU time. Input: a script. Output: another script, for the launcher, which has a
-forker (forking.py) run the first one with its own environment, folder, CPUs and files, and which ends as the fork does;
-if it ends before, the fork is killed. A script may also run numapin, where another program starts that. Tests of how
+Importing torch takes a rank 1.5 s of CPU time. Of a script, another one is made, for the launcher, which has a forker
+(forking.py) run the first one with its own environment, folder, CPUs and files, and ends as the fork does. Tests of how
 hooks come into a rank, of DataLoaders that numapin replaces, of signals, and of what restarts, start their ranks anew.
-
 What Python, OpenMP and torch read when they start (PYTHON*, LD_*, OMP_NUM_THREADS) is the forker's, not the rank's.
 """
 
