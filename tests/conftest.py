@@ -74,7 +74,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(scope="session")
 def fake_nvml() -> fake.FakeNvml:
-    """Return the fake NVML, built once into the repository's cache folder."""
     if fake.compiler() is None:
         pytest.skip("no C compiler on PATH to build the stand-in NVML with; type: apt-get install gcc libc6-dev")
     folder = ROOT / ".cache" / "fake-nvml"
@@ -94,7 +93,6 @@ def only_places_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def fake_cuda() -> Iterator[fake_driver.FakeCuda]:
-    """Replace the CUDA driver by a fake one in its initial state."""
     yield from _fake_cuda(old=False)
 
 

@@ -42,7 +42,6 @@ def pad(items: Iterator[str], around: str, *, most: int = FILE_BYTES) -> str:
 
 
 def count(template: str, *, most: int | None = None) -> Iterator[str]:
-    """Yield the template with "#" replaced by 0, 1, 2 and so on."""
     number = 0
     while most is None or number < most:
         yield template.replace("#", str(number))
@@ -66,7 +65,6 @@ def fill(name: str, template: str, **others: str) -> str:
 
 
 def node(number: object, cpus: str, distances: str = "") -> str:
-    """Return a node in JSON."""
     kind = "cpu" if cpus else "memory"
     return (
         f'{{"id":{number},"kind":"{kind}","cpus":"{cpus}","package":0,"memory_bytes":9,"free_bytes":1,'
@@ -75,7 +73,6 @@ def node(number: object, cpus: str, distances: str = "") -> str:
 
 
 def gpu(number: object, where: str = '"node":0,"node_source":"sysfs"', cpus: str = ALL) -> str:
-    """Return a GPU in JSON."""
     return (
         f'{{"index":{number},"cuda_index":{number},"visible":true,"uuid":"GPU-{number}","pci":null,"name":"x",{where},'
         f'"cpus":"{cpus}","pcie":{{}},"mig":[]}}'
@@ -116,22 +113,18 @@ def overlapping_machine() -> str:
 
 
 def different_lists() -> str:
-    """Return cores with long lists that all differ."""
     return pad((f'{{"id":{n},"cpus":"{n}-8191"}}' for n in range(8192)), machine(cores="%s"))
 
 
 def hwloc(inside: str, cpus: str = '<object type="PU" os_index="0"/>') -> str:
-    """Return hwloc XML."""
     return f'<topology version="2.0"><object type="Machine" os_index="0">{inside}{cpus}</object></topology>'
 
 
 def nccl(inside: str) -> str:
-    """Return NCCL topology XML."""
     return f'<system version="1">{inside}</system>'
 
 
 def repeated(item: Callable[[int], str], *, most: int = FILE_BYTES, number: int = 1 << 60) -> str:
-    """Return as many items as fit, concatenated."""
     parts, size, n = [], 0, 0
     while n < number:
         part = item(n)
@@ -147,24 +140,20 @@ FULL_MASK: Final = ",".join(["0xffffffff"] * 256)
 
 
 def mask_of(number: int) -> str:
-    """Return a long mask that differs for every number."""
     words = ["0xffffffff"] * 256
     words[number % 256] = f"0x{number + 1:08x}"
     return ",".join(words)
 
 
 def pci_bus(number: int) -> str:
-    """Return a PCI address."""
     return f"{number >> 16:04x}:{number >> 8 & 0xFF:02x}:{number & 0xFF:02x}.0"
 
 
 def pus(number: int) -> str:
-    """Return hwloc's CPUs."""
     return repeated(lambda n: f'<object type="PU" os_index="{n}"/>', number=number)
 
 
 def xml_cases() -> Iterator[tuple[str, str]]:
-    """Yield machine files in XML."""
     yield "hwloc-pus", hwloc("", repeated(lambda n: f'<object type="PU" os_index="{n % 8192}"/>'))
     yield "hwloc-one-core", hwloc("", f'<object type="L3Cache"><object type="Core">{pus(8192)}</object></object>')
     yield "hwloc-many-elements", hwloc("<a/>" * (FILE_BYTES // 4))
@@ -229,7 +218,6 @@ def xml_cases() -> Iterator[tuple[str, str]]:
 
 
 def gpu_cases() -> Iterator[tuple[str, str]]:
-    """Yield machine files in XML with many GPUs of several vendors, and many links between them."""
     amd = 'pci_type="1200 [1002:74a1] [0000:0000] 00"'
     yield "hwloc-amd-gpus", hwloc(repeated(lambda n: f'<object type="PCIDev" pci_busid="{pci_bus(n)}" {amd}/>'))
     parts = repeated(lambda n: f'<object type="OSDev" name="rsmi{n % 10000}" osdev_type="1" gp_index="{n}"/>')
@@ -252,13 +240,11 @@ def gpu_cases() -> Iterator[tuple[str, str]]:
 
 
 def nccl_gpus(number: int, links: str) -> str:
-    """Return GPUs in NCCL's XML, each with these links."""
     gpus = repeated(lambda n: f'<pci busid="{pci_bus(n)}"><gpu dev="{n}" sm="90">{links}</gpu></pci>', number=number)
     return nccl(f'<cpu numaid="0" affinity="f">{gpus}</cpu>')
 
 
 def json_cases() -> Iterator[tuple[str, str]]:
-    """Yield machine files in JSON."""
     yield "cores-of-all-cpus", fill("cores", '{"id":#,"cpus":"0-8191"}')
     yield "few-cores-of-all-cpus", machine(cores=",".join(count('{"id":#,"cpus":"0-8191"}', most=8192)))
     yield "cores-of-many-lists", different_lists()
@@ -299,7 +285,6 @@ def values() -> Iterator[tuple[str, str]]:
 
 
 def plan_cases() -> Iterator[tuple[str, str]]:
-    """Yield plans."""
     top = '{"schema":"numapin.plan/1","bind":"node","memory":"none","warnings":[],"ranks":[%s]}'
     yield "ranks", pad(count(RANK), top)
     yield "most-ranks", pad(count(RANK, most=4096), top)
@@ -322,7 +307,6 @@ EVENT: Final = '{"ph":"X","ts":#,"dur":1,"name":"k"}'
 
 
 def trace_cases() -> Iterator[tuple[str, str]]:
-    """Yield Chrome traces."""
     top = '{"traceEvents":[%s]}'
     # Numbers take the place of "#", so a "#" that is to stay is written as JSON's escape.
     kinds = {
@@ -369,20 +353,17 @@ OVERLAPPING: Final = {
 
 
 def overlapping(long: str, short: str) -> Iterator[str]:
-    """Yield events that all overlap, and others that lie apart in them."""
     for number in itertools.count():
         yield long.replace("#", str(number)).replace('"dur":9', '"dur":99999999')
         yield short.replace("#", str(number * 10))
 
 
 def take(items: Iterator[str], number: int) -> Iterator[str]:
-    """Yield the first items."""
     for _, item in zip(range(number), items, strict=False):
         yield item
 
 
 def record_cases() -> Iterator[tuple[str, str]]:
-    """Yield records of ranks."""
     top = '{"schema":"numapin.observed/1","local_rank":0,"restart":0,"pid":1,"start":1,"host":"h","applied":{%s}}'
     yield "record", pad(count('"#":[{}]'), top)
 
@@ -424,7 +405,6 @@ def root_cases() -> Iterator[tuple[str, str]]:
 
 
 def small_capture(root: Path, online: str = "0-3") -> None:
-    """Write a capture of four CPUs."""
     for cpu in range(4):
         (root / f"sys/devices/system/cpu/cpu{cpu}").mkdir(parents=True)
     (root / "sys/devices/system/cpu/online").write_text(f"{online}\n", encoding="ascii")
@@ -433,7 +413,6 @@ def small_capture(root: Path, online: str = "0-3") -> None:
 def process_capture(
     root: Path, *, mounts: str = "", cpuset: str = "", cgroup: str = "", status: str = "", online: str = "0-3"
 ) -> None:
-    """Write a capture with files of a process."""
     small_capture(root, online)
     (root / "proc/self").mkdir(parents=True)
     texts = {"mounts": mounts, "self/cpuset": cpuset, "self/cgroup": cgroup, "self/status": status}
@@ -443,7 +422,6 @@ def process_capture(
 
 
 def pci_device(root: Path, address: str, device_class: str, vendor: str) -> None:
-    """Write a PCI device."""
     at = root / "sys/bus/pci/devices" / address
     at.mkdir(parents=True)
     (at / "class").write_text(f"{device_class}\n", encoding="ascii")
@@ -451,7 +429,6 @@ def pci_device(root: Path, address: str, device_class: str, vendor: str) -> None
 
 
 def kfd_capture(root: Path, *, num_links: int, padding: int = 0) -> None:
-    """Write a KFD of 1280 nodes that are one folder, with links to one file."""
     small_capture(root)
     pci_device(root, "0000:01:00.0", "0x120000", "0x1002")
     one, link = root / "one", root / "link"
@@ -470,7 +447,6 @@ def kfd_capture(root: Path, *, num_links: int, padding: int = 0) -> None:
 
 
 def interface_capture(root: Path) -> None:
-    """Write many interfaces that are not on PCI, each of which is a link to one folder."""
     small_capture(root)
     net = root / "sys/class/net"
     net.mkdir(parents=True)
@@ -481,7 +457,6 @@ def interface_capture(root: Path) -> None:
 
 
 def pci_capture(root: Path) -> None:
-    """Write many GPUs, each of which is a link to one folder with many names."""
     small_capture(root)
     pci_device(root, "one", "0x038000", "0x8086")
     for number in range(5_000):
@@ -490,7 +465,6 @@ def pci_capture(root: Path) -> None:
 
 
 def driver_capture(root: Path) -> None:
-    """Write many GPUs of NVIDIA's driver whose information is one long file."""
     small_capture(root)
     pci_device(root, "one", "0x030200", "0x10de")
     gpus = root / "proc/driver/nvidia/gpus"
@@ -503,7 +477,6 @@ def driver_capture(root: Path) -> None:
 
 
 def winding_capture(root: Path, num_cpus: int) -> None:
-    """Write a capture in which each CPU's files lie behind 38 links, each of which winds through 800 folders."""
     cpu, ends, one = root / "sys/devices/system/cpu", root / "t", root / "one/topology"
     for folder in (cpu, ends, one, root / "a"):
         folder.mkdir(parents=True)
@@ -624,7 +597,6 @@ def answer(name: str, words: list[str], size: int, *, reading: resource.struct_r
 
 
 def tell(name: str, came: str, size: int, used: Sequence[resource.struct_rusage]) -> None:
-    """Print an answer."""
     seconds, peak_mb = sum(one.ru_utime + one.ru_stime for one in used), max(one.ru_maxrss for one in used) / 1024
     print(json.dumps([name, came, round(seconds, 2), round(peak_mb), size]), flush=True)  # noqa: T201
 

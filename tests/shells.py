@@ -34,7 +34,6 @@ class Shell:
     """A shell that has loaded numapin's completion; a context manager."""
 
     def __init__(self, name: str, folder: Path, **environment: str) -> None:
-        """Start it in a folder, which is its home, too."""
         program, load = _SHELLS[name]
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
         environ = {"PATH": path, "TERM": "xterm", "HOME": str(folder), "LC_ALL": "C.UTF-8", "PS1": "$ ", **environment}
@@ -46,11 +45,9 @@ class Shell:
         self._type(f"{load}; echo LOAD''ED\r", until="LOADED")
 
     def __enter__(self) -> Self:
-        """Return the shell."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the shell and all that it started."""
         os.close(self._terminal)
         self._process.kill()
         self._process.wait()
@@ -62,7 +59,6 @@ class Shell:
         return last[1].rstrip()
 
     def _type(self, keys: str, *, until: str) -> str:
-        """Type, and return what is shown up to this pattern."""
         os.write(self._terminal, keys.encode())
         shown = b""
         end_s = time.monotonic() + _LIMIT_S

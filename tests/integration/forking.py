@@ -81,7 +81,6 @@ class CommandLine:
     cpus: Sequence[int] = ()
 
     def run(self) -> NoReturn:
-        """Become it."""
         if self.cpus:
             os.sched_setaffinity(0, self.cpus)
         if self.new_session:
@@ -102,7 +101,6 @@ class CommandLine:
         sys.exit()
 
     def _run_module(self) -> NoReturn:
-        """Run a module."""
         sys.path[0] = self.cwd
         sys.argv = ["-m", *self.arguments]
         sys.modules.pop(self.module, None)
@@ -123,7 +121,6 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, None if the command still runs."""
         if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
             self.returncode = self._read_number()
             self._answer.close()
@@ -144,16 +141,13 @@ class Forked:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the command has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -209,7 +203,6 @@ class Forker:
         return status, output.decode(), complaints.decode()
 
     def start(self, command: CommandLine, *, out: int, err: int) -> Forked:
-        """Start a command in a fork with these files as stdout and stderr."""
         answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         message = json.dumps(asdict(command)).encode()
         with theirs, open(os.devnull, "rb") as nothing:  # noqa: PTH123 - as subprocess does
@@ -217,7 +210,6 @@ class Forker:
         return Forked(answer)
 
     def close(self) -> None:
-        """End the process."""
         self._socket.close()
         self._process.communicate()
 
@@ -239,7 +231,6 @@ def _start(environ: Mapping[str, str]) -> tuple[dict[str, str], set[int]]:
 
 
 def _read(pipes: Sequence[int], limit_s: float) -> list[bytes]:
-    """Return the output of each pipe, until all are closed or the time is up."""
     read = dict.fromkeys(pipes, b"")
     end = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
@@ -269,7 +260,6 @@ def _stack() -> list[inspect.FrameInfo]:
 
 
 def main() -> None:
-    """Do the slow imports, and fork for each command line that arrives."""
     gc.disable()
     for module in sys.argv[2:]:
         importlib.import_module(module)
@@ -295,7 +285,6 @@ def main() -> None:
 
 
 def _fork(files: Sequence[int], answer: socket.socket) -> None:
-    """Return in a fork that has these as stdin, stdout and stderr; in the parent, wait for it and answer."""
     pid = os.fork()
     if pid:
         for descriptor in (*range(3), *files):

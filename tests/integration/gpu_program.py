@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
     print(line, flush=True)  # noqa: T201 - what the test reads
 
 
@@ -101,7 +100,6 @@ def vanish(what: str) -> None:
 
 
 def limited(kind: str) -> None:
-    """Load with `ulimit -l 64`, on the device or in host memory; print the result as JSON."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
     torch.ones(1, device="cuda")
     options: dict[str, Any] = {"device": "cuda"} if kind == "device" else {"pin_memory": True}
@@ -136,18 +134,15 @@ def use(way: str, **options: Any) -> list[Any]:
 
 
 def collect(_worker: int = 0) -> None:
-    """Collect garbage, in a worker."""
     gc.collect()
 
 
 def drop(held: list[Any]) -> None:
-    """Drop in a child all that it inherited."""
     held.clear()
     gc.collect()
 
 
 def fork_and_collect(held: list[Any]) -> int:
-    """Fork a child that drops all, collects and ends at once."""
     pid = os.fork()
     if pid == 0:
         drop(held)
@@ -156,7 +151,6 @@ def fork_and_collect(held: list[Any]) -> int:
 
 
 def fork_and_end(held: list[Any]) -> int:
-    """Fork a child that ends as a script does: Python clears all modules."""
     pid = os.fork()
     if pid == 0:
         vars(sys.modules[__name__])["inherited"] = held
@@ -165,7 +159,6 @@ def fork_and_end(held: list[Any]) -> int:
 
 
 def start_process(held: list[Any]) -> int | None:
-    """Start a process by multiprocessing's fork."""
     process = multiprocessing.get_context("fork").Process(target=drop, args=(held,))
     process.start()
     process.join()
@@ -173,12 +166,10 @@ def start_process(held: list[Any]) -> int | None:
 
 
 def start_torchs_workers(_: list[Any]) -> int:
-    """Use torch's own loader, whose workers collect garbage; return the number of wrong batches."""
     return len(wrong_ones(list(DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)), 0))
 
 
 def start_own_workers(_: list[Any]) -> int:
-    """Fork a child that loads with workers of its own, in host memory."""
     pid = os.fork()
     if pid == 0:
         torch.set_num_threads(1)  # GNU's OpenMP hangs in a forked child with more
@@ -232,7 +223,6 @@ def validate(_: str) -> None:
 
 
 def garbage(place: str) -> None:
-    """Print what each way of using a loader leaves as garbage in cycles."""
     options: dict[str, Any] = {"device": "cuda"} if place == "device" else {"pin_memory": True}
     torch.empty(1, device="cuda")
     ways = ("whole", "broken off", "kept", "persistent", "in the middle")

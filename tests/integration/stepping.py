@@ -57,7 +57,6 @@ def training_script(folder: Path) -> str:
 
 
 def script_with_stand_in(folder: Path, text: str) -> str:
-    """Write a script, and the stand-in beside it, into a new folder in `folder`."""
     place = folder / "stepping"
     for name, module in _MODULES.items():
         path = place / "torch" / f"{name}.py"

@@ -55,15 +55,12 @@ for line in sys.stdin:
 
 
 class _Worker:
-    """A process to attach to, and its children."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout
         self._process = process
         self.pid, self.children = process.pid, [int(process.stdout.readline())]
 
     def start_more(self) -> None:
-        """Make the process start a thread and a child."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write("\n")
@@ -71,7 +68,6 @@ class _Worker:
         self.children.append(int(self._process.stdout.readline()))
 
     def cpus(self) -> set[frozenset[int]]:
-        """Return the CPUs of all threads of the process and its children."""
         return {frozenset(cpus) for pid in (self.pid, *self.children) for cpus in thread_cpus(pid)}
 
 
@@ -159,12 +155,10 @@ class TestBind:
 
 @pytest.fixture
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for runs below the test's folder first."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 def _error(options: list[str]) -> NumapinError | click.ClickException:
-    """Return the error with which the command ends, in this process."""
     try:
         commands.main(["attach", *options], standalone_mode=False)
     except (NumapinError, click.ClickException) as error:
@@ -174,7 +168,6 @@ def _error(options: list[str]) -> NumapinError | click.ClickException:
 
 @pytest.fixture(scope="module")
 def sleeper() -> Iterator[int]:
-    """Give a process without a rank."""
     with subprocess.Popen(["sleep", "600"], env=environment()) as process:
         yield process.pid
         process.kill()

@@ -51,18 +51,15 @@ QUICK = ("--skip", "2", "--steps", "8", "--grace", "20", "--timeout", "100")
 
 
 def compare(*arguments: str, **variables: str) -> Done:
-    """Run the command."""
     folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
     return call(*NUMAPIN, "compare", *QUICK, *arguments, cwd=None, TMPDIR=folder, **variables)
 
 
 def command(path: str, *arguments: object) -> str:
-    """Return a command line for --a or --b."""
     return " ".join([sys.executable, path, *map(str, arguments)])
 
 
 def pids(folder: Path) -> list[int]:
-    """Return the processes that ran the script."""
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
@@ -269,7 +266,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RankSteps]:
 
 
 def record_in(folder: Path) -> RankSteps:
-    """Return what the only rank measured."""
     (path,) = folder.glob("rank-*.json")
     return read_record(RankSteps, path.read_text(), source=path.name, hint="", schema=SCHEMA)
 
@@ -439,7 +435,6 @@ def test_output_stays_small_and_shows_its_end_without_secrets(tmp_path: Path) ->
 
 
 def put(folder: Path, one: RankSteps) -> None:
-    """Write a rank's file, as the rank does."""
     text = json.dumps({"schema": SCHEMA, **to_json(one)})
     (folder / f"rank-{one.rank}-0.json").write_text(text)
 
@@ -449,7 +444,6 @@ class TestRankFiles:
 
     @staticmethod
     def files(folder: Path, *ranks: RankSteps) -> RankFiles:
-        """Write the ranks' files and read them at time 0."""
         found = RankFiles(folder)
         for one in ranks:
             put(folder, one)

@@ -41,7 +41,6 @@ LINES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with files to complete."""
     for name in ("my train.py", "placement.json"):
         (tmp_path / name).touch()
     return tmp_path

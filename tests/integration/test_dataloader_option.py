@@ -125,7 +125,6 @@ if importlib.util.find_spec("torchdata"):
 
 @pytest.fixture(scope="module")
 def both_choices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
-    """Run BALANCES with each of numapin's ways to give batches to workers."""
     path = script(tmp_path_factory.mktemp("balances"), BALANCES)
     choices = ("numapin", "numapin-balanced")
     return {choice: numapin(*RUN, "--strict", f"--dataloader={choice}", path) for choice in choices}
@@ -133,7 +132,6 @@ def both_choices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Run ITERATES with the option and return what it prints."""
     done = numapin(*RUN, "--dataloader=numapin", script(tmp_path_factory.mktemp("iterates"), ITERATES))
     told = "numapin: dataloader: no process recorded a DataLoader\n"  # the stand-in for `install` records nothing
     assert (done.status, done.err) == (0, told)

@@ -28,7 +28,6 @@ GPUS = [
 
 
 def _report(*arguments: str, **changes: str) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return status, report, and findings by check."""
     return _read(forked("doctor", "--json", *arguments, cwd=None, **changes))
 
 

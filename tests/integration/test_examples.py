@@ -82,12 +82,10 @@ def run(folder: Path, *words: str, visible: str = "", num_ranks: int = 2) -> Don
 
 
 def losses(text: str) -> list[float]:
-    """Return the loss of each epoch."""
     return [float(loss) for loss in re.findall(r"^epoch [\d.]+: loss ([\d.]+)", text, re.MULTILINE)]
 
 
 def _missing(name: str) -> str | None:
-    """Return the framework that an example needs and that is not installed."""
     module = NEEDS.get(name)
     return module if module is not None and find_spec(module) is None else None
 
@@ -104,7 +102,6 @@ def forker() -> Iterator[Forker]:
 
 @pytest.fixture(scope="module")
 def forked(forker: Forker) -> Callable[..., Done]:
-    """Give a function that runs a script and its arguments in two forked ranks, in a folder."""
 
     def forked(folder: Path, path: str, *words: str) -> Done:
         starts = script(folder, forker.client(path), "starts_train.py")
@@ -118,7 +115,6 @@ def forked(forker: Forker) -> Callable[..., Done]:
 
 @pytest.fixture
 def ran(tmp_path: Path, forked: Callable[..., Done]) -> Callable[[str, str, int], Done]:
-    """Give a function that runs an example on a device."""
 
     def done(name: str, visible: str, num_ranks: int) -> Done:
         missing = _missing(name)
@@ -175,7 +171,6 @@ def test_documented(path: Path) -> None:
     scope="module", params=[pytest.param("", id="cpu"), pytest.param(",".join(UUIDS[:2]), id="gpus", marks=_two_gpus)]
 )
 def visible(request: pytest.FixtureRequest) -> str:
-    """Return the devices that CUDA should show."""
     return str(request.param)
 
 
@@ -198,7 +193,6 @@ def checkpointing(tmp_path_factory: pytest.TempPathFactory, forker: Forker, visi
 def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, forked: Callable[..., Done], visible: str, checkpointing: str
 ) -> _Undisturbed:
-    """Give the checkpoints of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     if not visible:
         for epochs, name in (("1", "old"), (EPOCHS, "last")):
@@ -270,7 +264,6 @@ def _with_own_folders(folder: Path, visible: str, *, epochs: str, own_device: bo
 
 
 def _in_own_folder(folder: Path, *program: str, own_device: bool = False) -> tuple[str, ...]:
-    """Return the command line of a rank that runs a program in its own folder."""
     path = folder / "rank.sh"
     device = (
         'IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"\nexport CUDA_VISIBLE_DEVICES=${gpus[$LOCAL_RANK]} LOCAL_RANK=0'
@@ -308,17 +301,14 @@ class _Job:
         self._process.wait()
 
     def wait_for_epoch(self) -> None:
-        """Wait until an epoch is over and saved."""
         wait_until(lambda: "\n" in self._out.read_text() or self._process.poll() is not None, limit_s=120)
         assert self._out.read_text().startswith("epoch"), self._err.read_text()
 
     def pid_of(self, rank: int, *, restart: int = 0) -> int:
-        """Return the process id of a rank."""
         (found,) = (r for r in observed(self._runs) if (r["local_rank"], r["restart"]) == (rank, restart))
         return int(found["pid"])
 
     def end(self) -> int:
-        """Wait for the end and return the exit status."""
         return self._process.wait(120)
 
 

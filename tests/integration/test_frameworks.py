@@ -109,12 +109,10 @@ torch.distributed.destroy_process_group()
 
 
 def lines_about_loaders(done: Done) -> list[str]:
-    """Return the lines about DataLoaders that numapin wrote to stderr."""
     return re.findall(r"^numapin: .*DataLoader.*$", done.err, re.MULTILINE)
 
 
 def told(done: Done) -> list[dict[str, Any]]:
-    """Return what the script's ranks reported about their loaders, in the order of the ranks."""
     return [dict(line) for line in done.json_lines()]
 
 
@@ -129,14 +127,12 @@ def forker() -> Iterator[Forker]:
 
 
 def two_ranks(forker: Forker, folder: Path, text: str) -> Done:
-    """Run a script in two ranks under the option."""
     done = numapin(*RUN, script(folder, forker.client(script(folder, text)), "starts_train.py"))
     assert done.status == 0, done.err
     return done
 
 
 def alone(forker: Forker, folder: Path, text: str) -> Done:
-    """Run a script without `numapin run`."""
     script(folder, text)
     command = CommandLine(module="train", arguments=(), environ=environment(), cwd=str(folder))
     status, out, err = forker.call(command, limit_s=120)

@@ -28,7 +28,6 @@ print([uuid_of(device) for device in range(count.value)])
 
 
 def gpu_uuids() -> list[str]:
-    """Return the UUIDs of the GPUs here, in NVML's order."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
@@ -43,7 +42,6 @@ needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GP
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `numapin run` and return what it printed."""
     return subprocess.run(
         [*NUMAPIN, "run", *arguments],
         capture_output=True,

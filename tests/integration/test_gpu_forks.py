@@ -23,7 +23,6 @@ WAYS = ("whole", "broken off", "kept", "persistent", "in the middle")
 
 @pytest.fixture(params=["stand-in", pytest.param("gpu", marks=needs_gpu)])
 def run(request: pytest.FixtureRequest) -> Callable[[str, str], str]:
-    """Give a function that runs a scene of gpu_program, and returns its output."""
     if request.param == "gpu":
         return run_program
     fake: FakeCuda = request.getfixturevalue("fake_cuda")

@@ -66,12 +66,10 @@ def late(batch: torch.Tensor, destination: torch.Tensor) -> None:
 
 
 def on_the_current_stream(iterator: Iterator[Any], destination: torch.Tensor, _side: Any) -> None:
-    """Copy as a plain loop does."""
     late(next(iterator), destination)
 
 
 def on_a_side_stream(iterator: Iterator[Any], destination: torch.Tensor, side: Any) -> None:
-    """Step and copy inside a stream block."""
     with cuda.stream(side):
         late(next(iterator), destination)
 
@@ -148,7 +146,6 @@ class TestQuarantine:
 
 
 def take(iterator: Iterator[Any], num_batches: int) -> list[Any]:
-    """Return the next batches."""
     return [next(iterator) for _ in range(num_batches)]
 
 
@@ -313,7 +310,6 @@ def kill(program: Program) -> Death:
 
 @pytest.fixture(scope="module")
 def deaths() -> dict[str, Death]:
-    """Kill three ranks, one for each start method of workers."""
     with contextlib.ExitStack() as stack:
         programs = {method: start_training(stack, method) for method in METHODS}
         for program in programs.values():

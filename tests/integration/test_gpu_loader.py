@@ -47,10 +47,7 @@ def _cuda_is_in_use() -> None:
 
 
 class Fields(Dataset[dict[str, torch.Tensor]]):
-    """Batches of 200 tensors of 4 KiB."""
-
     def __len__(self) -> int:
-        """Return the number of batches."""
         return 40
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -67,7 +64,6 @@ class Turns(Dataset[torch.Tensor]):
         self.turn = multiprocessing.get_context("fork").RawValue("q", 0)
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self.size
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -142,7 +138,6 @@ class TestMoving:
 
     @staticmethod
     def delay(stream: Any) -> None:
-        """Delay a stream with other work."""
         with cuda.stream(stream):
             cuda._sleep(CYCLES)
 
@@ -167,7 +162,6 @@ class TestMoving:
 
 
 def in_pairs(samples: list[torch.Tensor]) -> dict[str, Any]:
-    """Collate to a batch, a view of it, a label for each sample, and an object of a user's class."""
     batch = torch.stack(samples)
     return {"x": batch, "part": batch[1:, 3:9], "label": batch[:, 0].clone(), "mine": Pinnable(batch + 1)}
 

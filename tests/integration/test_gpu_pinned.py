@@ -137,7 +137,6 @@ class TestServing:
 
 
 def out_of_memory(_driver: Driver, _device: int, _address: int, num_bytes: int) -> None:
-    """Refuse as a driver does that cannot lock more memory."""
     raise CudaRefused(f"{num_bytes} bytes refused", "pin less", name="CUDA_ERROR_OUT_OF_MEMORY")
 
 

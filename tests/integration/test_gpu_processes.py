@@ -47,7 +47,6 @@ mark("holds")
 
 
 def used_mib() -> list[int]:
-    """Return how much memory is in use on each GPU."""
     told = subprocess.run(
         ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
         capture_output=True,
@@ -59,7 +58,6 @@ def used_mib() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """End the processes that a failed test has left."""
     yield
     while Job.started:
         Job.started.pop().clean()
@@ -67,12 +65,10 @@ def ended() -> Iterator[None]:
 
 @pytest.fixture
 def before() -> list[int]:
-    """Give the memory in use on the GPUs before anything is started."""
     return used_mib()
 
 
 def assert_given_back(job: Job, before: list[int]) -> None:
-    """Fail unless all processes have ended and each GPU has its memory back."""
     assert job.leftovers().startswith("no process left"), job.err
     assert wait_until(lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20)
 

@@ -30,7 +30,6 @@ class Held:
 
     @property
     def values(self) -> torch.Tensor:
-        """Return the tensor."""
         return self.parts["values"]
 
 
@@ -41,20 +40,17 @@ def held(batch: torch.Tensor) -> Held:
 
 
 def loader_of(function: Callable[[Any], Any], **options: Any) -> Any:
-    """Return a loader of `NUM_BATCHES` batches."""
     data = Filled(NUM_BATCHES * BATCH)
     return numapin.DataLoader(data, BATCH, num_workers=2, device="cuda", device_transform=function, **options)
 
 
 def wrong_among(seen: torch.Tensor) -> list[int]:
-    """Return the numbers of the doubled batches that have wrong values."""
     cuda.synchronize()
     expected = 2 * torch.arange(len(seen) * BATCH, dtype=torch.int32, device="cuda").view(len(seen), BATCH, 1)
     return (seen != expected).flatten(1).any(1).nonzero().flatten().tolist()
 
 
 def room() -> torch.Tensor:
-    """Return memory for copies of all batches."""
     return torch.zeros((NUM_BATCHES, BATCH, MIB // 4), dtype=torch.int32, device="cuda")
 
 

@@ -48,13 +48,10 @@ def _cuda_is_in_use() -> None:
 
 
 class OfKinds:
-    """A collate function that returns one batch of each kind in turn."""
-
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self.kinds = kinds
 
     def __call__(self, indices: list[int]) -> Any:
-        """Return the kind of batch that the first index selects."""
         return ZOO[self.kinds[indices[0] % len(self.kinds)]](indices[0])
 
 
@@ -66,7 +63,6 @@ class _TensorsApart(pickle.Pickler):
         self.tensors: dict[int, torch.Tensor] = {}
 
     def persistent_id(self, thing: object) -> int | None:
-        """Return an id for a tensor, wherever it is in the batch."""
         if not isinstance(thing, torch.Tensor):
             return None
         self.tensors[id(thing)] = thing
@@ -74,14 +70,11 @@ class _TensorsApart(pickle.Pickler):
 
 
 class _TensorsBack(pickle.Unpickler):
-    """An unpickler that inserts other tensors."""
-
     def __init__(self, file: io.BytesIO, tensors: dict[int, torch.Tensor]) -> None:
         super().__init__(file)
         self.tensors = tensors
 
     def persistent_load(self, name: int) -> torch.Tensor:
-        """Return the tensor for an id."""
         return self.tensors[name]
 
 
@@ -95,7 +88,6 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def from_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the GPU on the host; fail if it is not on the GPU."""
     assert tensor.device == torch.device("cuda", 0), f"{type(tensor)} of {tensor.shape} is on {tensor.device}"
     return tensor.cpu()
 

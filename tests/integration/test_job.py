@@ -95,11 +95,9 @@ class Cluster:
 
     @property
     def path(self) -> str:
-        """Return a PATH with the stand-ins first."""
         return f"{self.programs}:{os.environ['PATH']}"
 
     def start(self, arguments: list[str], **changes: str) -> subprocess.Popen[str]:
-        """Run the output of `numapin job` in bash, in the background."""
         script = self.work.parent / "job.sh"
         script.write_text(write(arguments))
         hosts = self.work.parent / "the hosts of it"
@@ -125,24 +123,20 @@ class Cluster:
         return done.status
 
     def calls(self, program: str) -> list[list[str]]:
-        """Return the arguments of each call of a program."""
         path = self.noted / program
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def environment(self, program: str = "numapin") -> dict[str, str]:
-        """Return the environment of a program's last call."""
         given: dict[str, str] = json.loads((self.noted / f"{program}.env").read_text())
         return given
 
     def use_numapin(self) -> None:
-        """Replace numapin's stand-in by numapin itself, in forks."""
         root = Path(__file__).resolve().parents[2]
         start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.entry import main; main()"
         path = script(self.programs, start, "numapin.py")
         (self.programs / "numapin").write_text(f"#!{sys.executable} -IS\n{client(path)}")
 
     def wait_for(self, name: str) -> None:
-        """Wait until a stand-in has written a file."""
         assert wait_until((self.noted / name).exists, limit_s=30), name
 
 

@@ -42,7 +42,6 @@ def _what_a_process_opens_once() -> None:
 
 
 def no_descriptors() -> None:
-    """Let this process open no more files."""
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     for fd in range(highest + 1):
@@ -58,25 +57,21 @@ def no_file_sizes() -> None:
 
 
 def no_address_space() -> None:
-    """Let this process map nothing more than 64 MiB."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
 
 
 def right(batches: list[torch.Tensor]) -> bool:
-    """Return whether these are all batches, in order."""
     return [batch[:, -1].tolist() for batch in batches] == [
         [float(row) for row in range(start, start + BATCH)] for start in range(0, ROWS, BATCH)
     ]
 
 
 def open_files() -> int:
-    """Return how many files this process has open."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
 
 
 def slot_maps() -> int:
-    """Return how many slots this process has mapped."""
     return Path("/proc/self/maps").read_text().count("/memfd:numapin-slot")
 
 

@@ -25,7 +25,6 @@ _DATASET = TensorDataset(torch.zeros(8))
 
 
 def open_files() -> dict[int, str]:
-    """Return this process's descriptors and where they lead to."""
     paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     found = {int(path.name): str(path.readlink()) for path in paths}
     return {fd: link for fd, link in found.items() if not link.startswith("/proc/")}  # without the look itself
@@ -94,7 +93,6 @@ def test_workers_close_the_slots_of_other_loaders() -> None:
 
 
 def num_slots(pid: int) -> int:
-    """Return the number of a process's descriptors of slots."""
     links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
     return sum("numapin-slot" in link for link in links)
 
@@ -111,7 +109,6 @@ def test_workers_that_wait_to_hand_slots_over_end_at_once(monkeypatch: pytest.Mo
 
 
 def is_stuck(iterator: Any) -> bool:
-    """Return whether a worker sleeps after it has sent some 250 messages of 200 bytes."""
     num_bytes = array("i", [0])
     fcntl.ioctl(iterator._worker_result_queue._reader.fileno(), termios.FIONREAD, num_bytes)
     return num_bytes[0] > 250 * 150 and state_of(iterator._workers[0].pid) == "S"

@@ -28,14 +28,12 @@ class Awkward:
         self.rows = torch.stack(rows)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Fail for some batches."""
         self.__dict__ = state
         if self.rows[0, 0] % 40 == 0:
             raise ValueError("this one does not arrive")
 
 
 def firsts(loader: Any) -> list[int]:
-    """Return the first row of every batch."""
     return [int(batch[0, 0]) for batch in loader]
 
 
@@ -81,10 +79,7 @@ def test_a_start_that_fails_leaks_nothing() -> None:
     failing = [False]
 
     class Sampler:
-        """A sampler of batches of four that can fail."""
-
         def __iter__(self) -> Iterator[list[int]]:
-            """Yield batches, or raise if `failing` is set."""
             if failing[0]:
                 raise ValueError("no samples")
             return iter([[row, row + 1, row + 2, row + 3] for row in range(0, ROWS, 4)])

@@ -36,13 +36,10 @@ NUMBERS = Made(lambda index: torch.cat((torch.full((8,), float(index)), torch.ra
 
 @dataclass(slots=True)
 class Forks:
-    """How many of the next forks hang."""
-
     num_to_hang: int = 0
     hangs: bool = False
 
     def before(self) -> None:
-        """Decide in the parent whether this fork hangs."""
         self.hangs = self.num_to_hang > 0
         self.num_to_hang -= self.hangs
 
@@ -58,10 +55,7 @@ os.register_at_fork(before=_FORKS.before, after_in_child=_FORKS.in_child)
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """A stream of rows, divided between two workers."""
-
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Yield the rows of this worker."""
         info = get_worker_info()
         assert info is not None
         return (torch.full((8,), float(index)) for index in range(info.id, ROWS, 2))
@@ -73,7 +67,6 @@ def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
 
 
 def _require_good_end(folder: Path, text: str) -> None:
-    """Run a script that must end with status 0, without an unraisable exception."""
     status, _out, err = run_script(folder, text)
     assert (status, "Exception ignored" in err) == (0, False), err
 

@@ -65,13 +65,11 @@ def ranks(text: str, num_ranks: int, **changes: str) -> list[Any]:
 
 
 def found_by(outputs: str) -> list[dict[str, Any]]:
-    """Return what the ranks have shown, in their order."""
     lines = [json.loads(line) for line in outputs.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda line: str(line["rank"]))
 
 
 def check_shared(outputs: str, num_ranks: int) -> None:
-    """Check that the data was made once, and that all ranks map one file."""
     found = found_by(outputs)
     assert outputs.count("made\n") == 1
     assert [rank["rank"] for rank in found] == [str(rank) for rank in range(num_ranks)]
@@ -250,12 +248,10 @@ def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
 
 
 def sockets() -> set[str]:
-    """Return the names of all sockets of numapin.share on this machine."""
     return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "numapin-share" in line}
 
 
 def mapped(number: str) -> bool:
-    """Return whether a process maps a file of shared memory with this number."""
 
     def maps_it(path: Path) -> bool:
         try:

@@ -46,8 +46,6 @@ def _top(folder: Path, *options: str) -> Done:
 
 
 class _Terminal:
-    """`numapin top` running in a pseudo-terminal."""
-
     def __init__(self, folder: Path, *options: str, **environ: str) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -63,7 +61,6 @@ class _Terminal:
         os.close(slave)
 
     def read_until(self, text: bytes, *, times: int = 1) -> bytes:
-        """Return the output until `text` has appeared this many times."""
         seen = b""
         while seen.count(text) < times:
             assert select.select([self.master], [], [], 30)[0], seen
@@ -71,7 +68,6 @@ class _Terminal:
         return seen
 
     def read_all(self) -> bytes:
-        """Return the rest of the output, until the program has closed the terminal."""
         seen = b""
         with contextlib.suppress(OSError):  # it was closed
             while select.select([self.master], [], [], 30)[0]:
@@ -79,7 +75,6 @@ class _Terminal:
         return seen
 
     def resize(self, rows: int, columns: int) -> None:
-        """Change the size of the window."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     @property
@@ -88,7 +83,6 @@ class _Terminal:
         return b"\x1b[?25h" in self.last and termios.tcgetattr(self.master) == self.settings
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end, reading the terminal as terminals do; return the status and stderr."""
         with ThreadPoolExecutor() as thread:
             last = thread.submit(self.read_all)
             try:

@@ -36,7 +36,6 @@ _SLEEP: Final = shutil.which("cat") or "/bin/cat"  # until its input ends; this 
 
 
 def _of_runs(text: str, names: list[str]) -> list[tuple[str, dict[str, str], float]]:
-    """Return name, labels and value of each sample of these runs: other runs may be active on this host."""
     families = list(strict.text_string_to_metric_families(text))
     samples = [sample for family in families for sample in family.samples]
     return [(each.name, dict(each.labels), each.value) for each in samples if each.labels.get("run") in names]
@@ -174,7 +173,6 @@ def _seen(folder: Path) -> tuple[bool, bool]:
 
 @pytest.fixture
 def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that another user can enter."""
     folder = tmp_path_factory.mktemp("others")
     for path in (folder, *folder.parents):
         if not path.stat().st_mode & 0o001:

@@ -57,14 +57,12 @@ def steps(num):
 
 
 def refused(*words: str) -> UsageError:
-    """Return the error with which `trace` ends, in this process."""
     with pytest.raises(UsageError) as caught:
         commands.main(["trace", *words], standalone_mode=False)
     return caught.value
 
 
 def report(folder: Path) -> Any:
-    """Return the report of a run."""
     return json.loads((folder / "report.json").read_text())
 
 

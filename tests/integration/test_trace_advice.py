@@ -102,7 +102,6 @@ if __name__ == "__main__":
 
 
 def traced(folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()) -> Done:
-    """Trace a script into the folder "out"."""
     path = forked_script(folder, text)
     done = numapin("trace", "--quiet", *options, "--output", "out", path, *arguments, cwd=folder)
     assert done.status == 0, done.err
@@ -110,7 +109,6 @@ def traced(folder: Path, text: str, *options: str, arguments: tuple[str, ...] = 
 
 
 def findings(folder: Path) -> dict[str, Any]:
-    """Return the findings of the report by name."""
     report = json.loads((folder / "out" / "report.json").read_text())
     return {finding["what"]: finding for finding in report["findings"]}
 

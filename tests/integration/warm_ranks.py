@@ -27,18 +27,15 @@ _IMPORTED: Final = (
 
 
 def forked_script(folder: Path, text: str) -> str:
-    """Write a script, train.py, and return the path of the one that has it run in a fork."""
     return script(folder, client(script(folder, text)), "starts_train.py")
 
 
 def client(path: str) -> str:
-    """Return a script that has the script `path` run in a fork."""
     return _forker().client(path)
 
 
 @cache
 def _forker() -> Forker:
-    """Start this test process's forker at the first call."""
     folder = tempfile.TemporaryDirectory(prefix="np-ranks-")
     atexit.register(folder.cleanup)
     own = environment()
