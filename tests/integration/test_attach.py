@@ -173,58 +173,57 @@ def sleeper() -> Iterator[int]:
         process.kill()
 
 
-class TestWrongInput:
-    """One clear error, and nothing is changed."""
+@pytest.mark.parametrize(
+    ("options", "status", "told"),
+    [
+        (["--pid", "9" * 30], 2, "there is no process"),
+        (["--pid", "1"], 2, "process 1 is the first process of this host or container"),
+        (["--pid", "{pid},4194305"], 2, "there is no process 4194305"),
+        (["--pid", "{pid}"], 2, "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
+        (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
+        (["--job", "x"], 2, "no active run is named x"),
+        (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
+        (["--job", "x", "--no-smt"], 2, "binding options work only with --pid; a run has a plan of its own"),
+        (["--pid", "{pid}", "--bind", "none"], 2, "none"),
+    ],
+)
+@pytest.mark.usefixtures("own_places")
+def test_wrong_input(options: list[str], status: int, told: str, sleeper: int) -> None:
+    """The error names what was given, and what to do."""
+    line = [option.format(pid=sleeper) for option in options]
+    error = _error(line)
+    assert error.exit_code == status
+    assert told.format(pid=sleeper) in error.message
+    assert getattr(error, "hint", "of click")
+    assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
 
-    @pytest.mark.parametrize(
-        ("options", "status", "told"),
-        [
-            (["--pid", "9" * 30], 2, "there is no process"),
-            (["--pid", "1"], 2, "process 1 is the first process of this host or container"),
-            (["--pid", "{pid},4194305"], 2, "there is no process 4194305"),
-            (["--pid", "{pid}"], 2, "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
-            (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
-            (["--job", "x"], 2, "no active run is named x"),
-            (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
-            (["--job", "x", "--no-smt"], 2, "binding options work only with --pid; a run has a plan of its own"),
-            (["--pid", "{pid}", "--bind", "none"], 2, "none"),
-        ],
-    )
-    @pytest.mark.usefixtures("own_places")
-    def test_status(self, options: list[str], status: int, told: str, sleeper: int) -> None:
-        """The error names what was given, and what to do."""
-        line = [option.format(pid=sleeper) for option in options]
-        error = _error(line)
-        assert error.exit_code == status
-        assert told.format(pid=sleeper) in error.message
-        assert getattr(error, "hint", "of click")
-        assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
 
-    def test_thread(self) -> None:
-        """The number of a thread is not a process id; the error names its process."""
-        with _worker() as worker:
-            tids = [int(path.name) for path in Path(f"/proc/{worker.pid}/task").iterdir()]
-            tid = min(tid for tid in tids if tid != worker.pid)
-            done = _attach("--pid", str(tid))
-        assert (done.status, done.out) == (2, "")
-        assert f"{tid} is a thread of process {worker.pid}" in done.err
+def test_the_number_of_a_thread() -> None:
+    """The number of a thread is not a process id; the error names its process."""
+    with _worker() as worker:
+        tids = [int(path.name) for path in Path(f"/proc/{worker.pid}/task").iterdir()]
+        tid = min(tid for tid in tids if tid != worker.pid)
+        done = _attach("--pid", str(tid))
+    assert (done.status, done.out) == (2, "")
+    assert f"{tid} is a thread of process {worker.pid}" in done.err
 
-    @needs_root
-    def test_other_users(self) -> None:
-        """Neither a user nor root changes other users' processes."""
-        as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        command = [*as_nobody, sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(**RANK)) as process:
-            assert process.stdout
-            process.stdout.readline()
-            line = ("--pid", str(process.pid), *EXCLUSIVE)
-            refused = _attach(*line)
-            of_root = call(*as_nobody, *NUMAPIN, "attach", "--pid", str(os.getpid()))
-            before = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
-            after = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
-            process.kill()
-        assert (refused.status, of_root.status, before) == (3, 3, {ALL})
-        assert f"process {process.pid} belongs to another user (uid 65534)" in refused.err
-        assert "run this as that user" in refused.err
-        assert "run this as that user" in of_root.err
-        assert after == before
+
+@needs_root
+def test_other_users() -> None:
+    """Neither a user nor root changes other users' processes."""
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    command = [*as_nobody, sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(**RANK)) as process:
+        assert process.stdout
+        process.stdout.readline()
+        line = ("--pid", str(process.pid), *EXCLUSIVE)
+        refused = _attach(*line)
+        of_root = call(*as_nobody, *NUMAPIN, "attach", "--pid", str(os.getpid()))
+        before = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
+        after = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
+        process.kill()
+    assert (refused.status, of_root.status, before) == (3, 3, {ALL})
+    assert f"process {process.pid} belongs to another user (uid 65534)" in refused.err
+    assert "run this as that user" in refused.err
+    assert "run this as that user" in of_root.err
+    assert after == before

@@ -108,55 +108,51 @@ WITHOUT_TORCH = (
 )
 
 
-class TestStart:
-    """Frequent commands start fast."""
-
-    def test_without_torch(self) -> None:
-        """Neither pictures, plans, the doctor, nor job scripts import torch, nor does any help page."""
-        code = (
-            "import sys; from numapin.cli.main import numapin\n"
-            f"for command in {WITHOUT_TORCH!r}:\n"
-            "    numapin(command, standalone_mode=False)\n"
-            "    if 'torch' in sys.modules: sys.exit(f'{command} imports torch')\n"
-        )
-        done = call(sys.executable, "-c", code)
-        assert (done.status, done.err.count("imports torch")) == (0, 0), done.err
-        assert done.out.count("Usage: ") == len(HELPS) + 2
-
-    def test_garbage_is_collected_again(self) -> None:
-        """It is off during the imports only; a command that runs for weeks needs it."""
-        code = (
-            "import atexit, gc, sys; from numapin.cli.entry import main; sys.argv[1:] = ['topo', '--json']; "
-            "atexit.register(lambda: print(gc.isenabled(), file=sys.stderr)); main()"
-        )
-        done = call(sys.executable, "-c", code)
-        assert (done.status, done.err) == (0, "True\n")
-
-    @pytest.mark.alone
-    def test_topo_takes_at_most_150_ms(self) -> None:
-        """`numapin topo --format json` takes at most 0.15 s, as the best of many runs."""
-        times_s = [inf]
-        deadline = time.monotonic() + 60
-        while min(times_s) > 0.15 and time.monotonic() < deadline:
-            start = time.perf_counter()
-            assert numapin("topo", "--format", "json").status == 0
-            times_s.append(time.perf_counter() - start)
-        assert min(times_s) <= 0.15
+def test_without_torch() -> None:
+    """Neither pictures, plans, the doctor, nor job scripts import torch, nor does any help page."""
+    code = (
+        "import sys; from numapin.cli.main import numapin\n"
+        f"for command in {WITHOUT_TORCH!r}:\n"
+        "    numapin(command, standalone_mode=False)\n"
+        "    if 'torch' in sys.modules: sys.exit(f'{command} imports torch')\n"
+    )
+    done = call(sys.executable, "-c", code)
+    assert (done.status, done.err.count("imports torch")) == (0, 0), done.err
+    assert done.out.count("Usage: ") == len(HELPS) + 2
 
 
-class TestTopo:
-    """The output of `numapin topo`."""
+def test_garbage_is_collected_again() -> None:
+    """It is off during the imports only; a command that runs for weeks needs it."""
+    code = (
+        "import atexit, gc, sys; from numapin.cli.entry import main; sys.argv[1:] = ['topo', '--json']; "
+        "atexit.register(lambda: print(gc.isenabled(), file=sys.stderr)); main()"
+    )
+    done = call(sys.executable, "-c", code)
+    assert (done.status, done.err) == (0, "True\n")
 
-    def test_nvml(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """GPUs that NVML reports are shown, through the real pynvml."""
-        recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
-        environment = fake_nvml.environment(tmp_path, recorded)
-        done = forked("topo", "--json", cwd=None, **environment)
-        gpus = json.loads(done.out)["gpus"]
-        assert [(gpu["name"], gpu["cuda_index"], gpu["visible"]) for gpu in gpus] == [
-            ("NVIDIA H200", i, True) for i in (0, 1)
-        ]
-        assert {gpu["node_source"] for gpu in gpus} <= {"nvml-memory-affinity", "single-node"}
+
+@pytest.mark.alone
+def test_topo_takes_at_most_150_ms() -> None:
+    """`numapin topo --format json` takes at most 0.15 s, as the best of many runs."""
+    times_s = [inf]
+    deadline = time.monotonic() + 60
+    while min(times_s) > 0.15 and time.monotonic() < deadline:
+        start = time.perf_counter()
+        assert numapin("topo", "--format", "json").status == 0
+        times_s.append(time.perf_counter() - start)
+    assert min(times_s) <= 0.15
+
+
+def test_gpus_of_nvml(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """GPUs that NVML reports are shown, through the real pynvml."""
+    recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
+    environment = fake_nvml.environment(tmp_path, recorded)
+    done = forked("topo", "--json", cwd=None, **environment)
+    gpus = json.loads(done.out)["gpus"]
+    assert [(gpu["name"], gpu["cuda_index"], gpu["visible"]) for gpu in gpus] == [
+        ("NVIDIA H200", i, True) for i in (0, 1)
+    ]
+    assert {gpu["node_source"] for gpu in gpus} <= {"nvml-memory-affinity", "single-node"}
 
 
 def test_json_twice_is_no_contradiction() -> None:
@@ -188,55 +184,54 @@ def test_no_trailing_blanks(dgx: str, command: str) -> None:
     assert [line for line in lines if line.endswith(" ") or len(line) > 100] == []
 
 
-class TestWarningsOfRun:
-    """What `run` says before it starts ranks, here with --dry-run, which starts none."""
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--nproc-per-node", "2"], "--nproc-per-node"),
+        (["--bind=none", "--rdzv_backend", "c10d"], "--bind, --rdzv-backend"),
+        (["--gpus", "2", "--verbose", "--log-dir", "x", "bind", "--binding"], ""),
+        (["--", "--bind", "none"], ""),
+    ],
+)
+def test_an_option_after_the_script(tmp_path: Path, words: list[str], named: str) -> None:
+    """An option that only launchers have is the script's all the same, but not without a word."""
+    (tmp_path / "t.py").write_text("print('a script without options')")
+    done = forked("run", "--dry-run", "--quiet", "t.py", *words, cwd=tmp_path)
+    warning = f"numapin: warning: t.py gets {named}; numapin's own options come before the script"
+    assert (done.status, warning in done.err, "warning" in done.err) == (0, bool(named), bool(named)), done.err
+    assert " ".join(["t.py", *words]) in done.out
 
-    @pytest.mark.parametrize(
-        ("words", "named"),
-        [
-            (["--nproc-per-node", "2"], "--nproc-per-node"),
-            (["--bind=none", "--rdzv_backend", "c10d"], "--bind, --rdzv-backend"),
-            (["--gpus", "2", "--verbose", "--log-dir", "x", "bind", "--binding"], ""),
-            (["--", "--bind", "none"], ""),
-        ],
-    )
-    def test_an_option_after_the_script(self, tmp_path: Path, words: list[str], named: str) -> None:
-        """An option that only launchers have is the script's all the same, but not without a word."""
-        (tmp_path / "t.py").write_text("print('a script without options')")
-        done = forked("run", "--dry-run", "--quiet", "t.py", *words, cwd=tmp_path)
-        warning = f"numapin: warning: t.py gets {named}; numapin's own options come before the script"
-        assert (done.status, warning in done.err, "warning" in done.err) == (0, bool(named), bool(named)), done.err
-        assert " ".join(["t.py", *words]) in done.out
 
-    @pytest.mark.parametrize(
-        ("name", "text", "options"),
-        [
-            ("t.py", "parser.add_argument('--nproc_per_node')", []),
-            ("tool", "from package import main; main()", []),
-            ("t.py", "", ["--no-python"]),
-        ],
-    )
-    def test_an_option_of_the_script(self, tmp_path: Path, name: str, text: str, options: list[str]) -> None:
-        """A script whose text has the option's name, and a program whose options are elsewhere, may have it."""
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\n{text}")
-        path.chmod(0o755)
-        done = forked("run", "--dry-run", "--quiet", *options, str(path), "--nproc-per-node", "2", cwd=tmp_path)
-        assert (done.status, "warning" in done.err) == (0, False), done.err
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("t.py", "parser.add_argument('--nproc_per_node')", []),
+        ("tool", "from package import main; main()", []),
+        ("t.py", "", ["--no-python"]),
+    ],
+)
+def test_an_option_of_the_script(tmp_path: Path, name: str, text: str, options: list[str]) -> None:
+    """A script whose text has the option's name, and a program whose options are elsewhere, may have it."""
+    path = tmp_path / name
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    done = forked("run", "--dry-run", "--quiet", *options, str(path), "--nproc-per-node", "2", cwd=tmp_path)
+    assert (done.status, "warning" in done.err) == (0, False), done.err
 
-    def test_variables_that_bind_threads(self, tmp_path: Path) -> None:
-        """Variables by which OpenMP would squeeze the ranks are named with the remedy; --strict refuses to start."""
-        (tmp_path / "t.py").write_text("print('ran')")
-        variables = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
-        seen = "OMP_PROC_BIND=close OMP_PLACES=cores: OpenMP binds the main thread of each rank to part of the rank's"
-        for options in (["--dry-run"], ["--nproc-per-node", "1"]):
-            done = forked("run", "--quiet", *options, "t.py", cwd=tmp_path, **variables)
-            assert (done.status, f"numapin: warning: {seen}" in done.err) == (0, True), done.err
-            assert "; unset OMP_PROC_BIND OMP_PLACES\n" in done.err
-        done = forked("run", "--strict", "t.py", cwd=tmp_path, **variables)
-        assert (done.status, done.out, f"numapin: error: --strict: {seen}" in done.err) == (5, "", True), done.err
-        done = forked("run", "--dry-run", "--quiet", "--strict", "t.py", cwd=tmp_path, OMP_PROC_BIND="false")
-        assert (done.status, "OMP_PROC_BIND" in done.err) == (0, False)
+
+def test_variables_that_bind_threads(tmp_path: Path) -> None:
+    """Variables by which OpenMP would squeeze the ranks are named with the remedy; --strict refuses to start."""
+    (tmp_path / "t.py").write_text("print('ran')")
+    variables = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+    seen = "OMP_PROC_BIND=close OMP_PLACES=cores: OpenMP binds the main thread of each rank to part of the rank's"
+    for options in (["--dry-run"], ["--nproc-per-node", "1"]):
+        done = forked("run", "--quiet", *options, "t.py", cwd=tmp_path, **variables)
+        assert (done.status, f"numapin: warning: {seen}" in done.err) == (0, True), done.err
+        assert "; unset OMP_PROC_BIND OMP_PLACES\n" in done.err
+    done = forked("run", "--strict", "t.py", cwd=tmp_path, **variables)
+    assert (done.status, done.out, f"numapin: error: --strict: {seen}" in done.err) == (5, "", True), done.err
+    done = forked("run", "--dry-run", "--quiet", "--strict", "t.py", cwd=tmp_path, OMP_PROC_BIND="false")
+    assert (done.status, "OMP_PROC_BIND" in done.err) == (0, False)
 
 
 def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:

@@ -63,47 +63,45 @@ def pids(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
-class TestJobs:
-    """Jobs that are run, measured and stopped."""
+def test_a_slower_command_is_found(tmp_path: Path) -> None:
+    """A script whose steps take eight times as long is slower; the report is written, and every job is stopped."""
+    path = training_script(tmp_path)
+    output = ("--output", str(tmp_path / "out.json"))
+    pair = ("--a", command(path, tmp_path, 0.02), "--b", f"PYTHONPATH=/nowhere {command(path, tmp_path, 0.16)}")
+    done = compare("--repeats", "5", *output, "--logs", str(tmp_path / "logs"), *pair)
+    assert done.status == 0, done.err
+    assert "b is slower" in done.out
+    assert "stopped early" not in done.out
+    report = json.loads((tmp_path / "out.json").read_text())
+    first, second = report["variants"]
+    assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
+    assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (5, "optimizer step", 1)
+    assert second["variables"] == {"PYTHONPATH": "/nowhere"}
+    assert first["figures"].keys() >= {"samples_per_s", "wait_share", "startup_s"}
+    step_s, samples = first["figures"]["step_s"]["median"], first["figures"]["samples_per_s"]["median"]
+    assert step_s > 0.02
+    assert samples == pytest.approx(4 / step_s, rel=0.5)
+    assert all(len(run["steps_s"]) == 8 for variant in report["variants"] for run in variant["runs"])
+    assert len(list((tmp_path / "logs").iterdir())) == 11  # one of them is not counted
+    assert len(pids(tmp_path)) == 11
+    assert all(map(gone, pids(tmp_path)))
 
-    def test_a_slower_command_is_found(self, tmp_path: Path) -> None:
-        """A script whose steps take eight times as long is slower; the report is written, and every job is stopped."""
-        path = training_script(tmp_path)
-        output = ("--output", str(tmp_path / "out.json"))
-        pair = ("--a", command(path, tmp_path, 0.02), "--b", f"PYTHONPATH=/nowhere {command(path, tmp_path, 0.16)}")
-        done = compare("--repeats", "5", *output, "--logs", str(tmp_path / "logs"), *pair)
-        assert done.status == 0, done.err
-        assert "b is slower" in done.out
-        assert "stopped early" not in done.out
-        report = json.loads((tmp_path / "out.json").read_text())
-        first, second = report["variants"]
-        assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
-        assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (5, "optimizer step", 1)
-        assert second["variables"] == {"PYTHONPATH": "/nowhere"}
-        assert first["figures"].keys() >= {"samples_per_s", "wait_share", "startup_s"}
-        step_s, samples = first["figures"]["step_s"]["median"], first["figures"]["samples_per_s"]["median"]
-        assert step_s > 0.02
-        assert samples == pytest.approx(4 / step_s, rel=0.5)
-        assert all(len(run["steps_s"]) == 8 for variant in report["variants"] for run in variant["runs"])
-        assert len(list((tmp_path / "logs").iterdir())) == 11  # one of them is not counted
-        assert len(pids(tmp_path)) == 11
-        assert all(map(gone, pids(tmp_path)))
 
-    def test_launchers_of_an_unmodified_script(self, tmp_path: Path) -> None:
-        """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
-        example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
-        launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
-        words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
-        script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
-        done = compare(*words, PYTHONPATH=str(tmp_path))
-        assert done.status == 0, done.err
-        report = json.loads(done.out)
-        assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2]
-        assert "OMP_NUM_THREADS" in report["variants"][1]["variables"]
-        for variant in report["variants"]:
-            figures = variant["figures"]
-            assert figures["samples_per_s"]["median"] == pytest.approx(32 / figures["step_s"]["median"], rel=0.5)
-            assert 0 < figures["wait_share"]["median"] <= 1
+def test_launchers_of_an_unmodified_script(tmp_path: Path) -> None:
+    """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
+    example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
+    launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
+    words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
+    script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
+    done = compare(*words, PYTHONPATH=str(tmp_path))
+    assert done.status == 0, done.err
+    report = json.loads(done.out)
+    assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2]
+    assert "OMP_NUM_THREADS" in report["variants"][1]["variables"]
+    for variant in report["variants"]:
+        figures = variant["figures"]
+        assert figures["samples_per_s"]["median"] == pytest.approx(32 / figures["step_s"]["median"], rel=0.5)
+        assert 0 < figures["wait_share"]["median"] <= 1
 
 
 class TestFailures:

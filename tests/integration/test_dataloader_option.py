@@ -233,47 +233,46 @@ class TestTakingOver:
         assert (done.status, done.out.splitlines()) == (0, ["['a', 'b']", "installed", "taken", "2"]), done.err
 
 
-class TestOtherCustomizations:
-    """Other start-up hooks of Python run as they would without numapin."""
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n", 0),
+        ("1 / 0", 0),
+        ("import no_such_module", 0),
+        ("raise ImportError('x', name='sitecustomize')", 0),
+        ("import os; os.write(2, b'left'); os._exit(3)", 3),
+    ],
+)
+@pytest.mark.parametrize("path", [None, "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
+def test_the_users_sitecustomize(tmp_path: Path, text: str, status: int, path: str | None) -> None:
+    """The user's sitecustomize, wherever it is, is itself, and fails or exits as it does without the hook."""
+    (tmp_path / "lib").mkdir()
+    for where in (tmp_path, tmp_path / "lib"):
+        script(where, text, "sitecustomize.py")
+    changes = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
+    ends = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
+    assert ends[0] == ends[1]
+    assert ends[0].status == (status if path else 0)
 
-    @pytest.mark.parametrize(
-        ("text", "status"),
-        [
-            ("print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n", 0),
-            ("1 / 0", 0),
-            ("import no_such_module", 0),
-            ("raise ImportError('x', name='sitecustomize')", 0),
-            ("import os; os.write(2, b'left'); os._exit(3)", 3),
-        ],
-    )
-    @pytest.mark.parametrize("path", [None, "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
-    def test_its_own(self, tmp_path: Path, text: str, status: int, path: str | None) -> None:
-        """The user's sitecustomize, wherever it is, is itself, and fails or exits as it does without the hook."""
-        (tmp_path / "lib").mkdir()
-        for where in (tmp_path, tmp_path / "lib"):
-            script(where, text, "sitecustomize.py")
-        changes = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
-        ends = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
-        assert ends[0] == ends[1]
-        assert ends[0].status == (status if path else 0)
 
-    def test_after_its_errors_loaders_are_taken_over(self, tmp_path: Path) -> None:
-        """A broken sitecustomize of the user does not disable --dataloader."""
-        script(tmp_path, "1 / 0", "sitecustomize.py")
-        path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
-        done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-        assert (done.status, done.out) == (0, "installed\ntaken\n")
-        assert "ZeroDivisionError" in done.err
+def test_a_broken_sitecustomize(tmp_path: Path) -> None:
+    """A broken sitecustomize of the user does not disable --dataloader."""
+    script(tmp_path, "1 / 0", "sitecustomize.py")
+    path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
+    done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.status, done.out) == (0, "installed\ntaken\n")
+    assert "ZeroDivisionError" in done.err
 
-    def test_usercustomize(self, tmp_path: Path) -> None:
-        """The user's usercustomize runs afterwards."""
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        folder = tmp_path / "lib" / version / "site-packages"
-        folder.mkdir(parents=True)
-        script(folder, "print('usercustomize')", "usercustomize.py")
-        for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
-            done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
-            assert (done.out, done.err) == ("usercustomize\n", "")
+
+def test_usercustomize(tmp_path: Path) -> None:
+    """The user's usercustomize runs afterwards."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folder = tmp_path / "lib" / version / "site-packages"
+    folder.mkdir(parents=True)
+    script(folder, "print('usercustomize')", "usercustomize.py")
+    for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
+        done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
+        assert (done.out, done.err) == ("usercustomize\n", "")
 
 
 class TestWhereItCannotWork:

@@ -152,28 +152,27 @@ def test_without_libnuma(tmp_path: Path) -> None:
     assert found["nodes"]["severity"] is not None
 
 
-class TestCaptured:
-    """Machines other than this one."""
+def test_a_cut_off_gpu_is_status_1(tmp_path: Path) -> None:
+    """The finding is about the capture; live checks are skipped."""
+    status, report, found = _report("--root", str(machine(tmp_path, "4node-cpuset-3gpu")), OMP_PROC_BIND="spread")
+    assert (status, found["cpuset"]["severity"]) == (1, "error")
+    assert report["source"].startswith("root ")
+    assert found["openmp-affinity"]["what"] == "not checked: needs the running machine, and this is a capture"
 
-    def test_a_cut_off_gpu_is_status_1(self, tmp_path: Path) -> None:
-        """The finding is about the capture; live checks are skipped."""
-        status, report, found = _report("--root", str(machine(tmp_path, "4node-cpuset-3gpu")), OMP_PROC_BIND="spread")
-        assert (status, found["cpuset"]["severity"]) == (1, "error")
-        assert report["source"].startswith("root ")
-        assert found["openmp-affinity"]["what"] == "not checked: needs the running machine, and this is a capture"
 
-    def test_the_remedy_gpu_nodes_works(self, tmp_path: Path) -> None:
-        """With --gpu-nodes, the nodes of all GPUs are known."""
-        root = str(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))
-        pairs = ",".join(f"{index}={index // 4}" for index in range(8))
-        assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
-        assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
+def test_the_remedy_gpu_nodes_works(tmp_path: Path) -> None:
+    """With --gpu-nodes, the nodes of all GPUs are known."""
+    root = str(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))
+    pairs = ",".join(f"{index}={index // 4}" for index in range(8))
+    assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
+    assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
 
-    def test_no_color_in_files(self, tmp_path: Path) -> None:
-        """Output that does not go to a terminal has no escape codes and at most 100 columns."""
-        done = forked("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
-        assert "\x1b" not in done.out + done.err
-        assert max(map(len, done.out.splitlines())) <= 100
+
+def test_no_color_in_files(tmp_path: Path) -> None:
+    """Output that does not go to a terminal has no escape codes and at most 100 columns."""
+    done = forked("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
+    assert "\x1b" not in done.out + done.err
+    assert max(map(len, done.out.splitlines())) <= 100
 
 
 @pytest.mark.parametrize(("command", "status"), [("doctor", 3), ("topo", 1)])

@@ -206,55 +206,51 @@ def undisturbed(
     return _Undisturbed(folder / "old", _state(path))
 
 
-class TestPreemption:
-    """The job that survives preemption."""
+def test_preemption(tmp_path: Path, visible: str, undisturbed: _Undisturbed, checkpointing: str) -> None:
+    """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
 
-    def test_signals_death_and_files(
-        self, tmp_path: Path, visible: str, undisturbed: _Undisturbed, checkpointing: str
-    ) -> None:
-        """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
+    So does one whose rank is killed, which costs a restart from the last whole epoch. On machines without a shared
+    folder all ranks use rank 0's checkpoint, whatever files they have: the other rank first has no checkpoint, then
+    an old one, which it must not continue from. The last job has a shared folder.
+    """
+    path, other = (tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1))
+    for folder in (path.parent, other.parent):
+        folder.mkdir()
+    shutil.copy(undisturbed.old, path)
+    with _Job(path, visible, checkpointing, folders=tmp_path) as job:
+        job.wait_for_epoch()
+        os.kill(job.pid_of(1), signal.SIGUSR1)
+        assert job.end() == 0
+    first = torch.load(path)[2]
+    assert (path.parent / "requeued").exists()
+    assert not other.exists()
+    shutil.copy(undisturbed.old, other)
+    with _Job(path, visible, checkpointing, folders=tmp_path) as job:
+        job.wait_for_epoch()
+        for rank in (0, 1):
+            os.kill(job.pid_of(rank), signal.SIGTERM)
+        assert job.end() == 0
+    second = torch.load(path)[2]
+    with _Job(path, visible, checkpointing) as job:
+        job.wait_for_epoch()
+        os.kill(job.pid_of(1), signal.SIGKILL)
+        assert job.end() == 0
+        assert job.pid_of(1, restart=1)
+    assert torch.load(other)[2] < first < second < undisturbed.last[-1]
+    assert _same(_state(path), undisturbed.last, exactly=not visible)
 
-        So does one whose rank is killed, which costs a restart from the last whole epoch. On machines without a shared
-        folder all ranks use rank 0's checkpoint, whatever files they have: the other rank first has no checkpoint, then
-        an old one, which it must not continue from. The last job has a shared folder.
-        """
-        path, other = (tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1))
-        for folder in (path.parent, other.parent):
-            folder.mkdir()
-        shutil.copy(undisturbed.old, path)
-        with _Job(path, visible, checkpointing, folders=tmp_path) as job:
-            job.wait_for_epoch()
-            os.kill(job.pid_of(1), signal.SIGUSR1)
-            assert job.end() == 0
-        first = torch.load(path)[2]
-        assert (path.parent / "requeued").exists()
-        assert not other.exists()
-        shutil.copy(undisturbed.old, other)
-        with _Job(path, visible, checkpointing, folders=tmp_path) as job:
-            job.wait_for_epoch()
-            for rank in (0, 1):
-                os.kill(job.pid_of(rank), signal.SIGTERM)
-            assert job.end() == 0
-        second = torch.load(path)[2]
-        with _Job(path, visible, checkpointing) as job:
-            job.wait_for_epoch()
-            os.kill(job.pid_of(1), signal.SIGKILL)
-            assert job.end() == 0
-            assert job.pid_of(1, restart=1)
-        assert torch.load(other)[2] < first < second < undisturbed.last[-1]
-        assert _same(_state(path), undisturbed.last, exactly=not visible)
 
-    @pytest.mark.multigpu
-    @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
-    def test_goes_on_with_other_devices(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
-        """Ranks that saw two GPUs each can continue with one GPU each, as 2 x 4 continues as 1 x 8, and back again."""
-        if not visible:
-            pytest.skip("this is about GPUs")
-        for path in (tmp_path / "0", tmp_path / "1"):
-            path.mkdir()
-        for epochs, own in (("4", False), ("8", True), (EPOCHS, False)):
-            assert _with_own_folders(tmp_path, visible, epochs=epochs, own_device=own).status == 0
-        assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed.last, exactly=False)
+@pytest.mark.multigpu
+@pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
+def test_goes_on_with_other_devices(tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
+    """Ranks that saw two GPUs each can continue with one GPU each, as 2 x 4 continues as 1 x 8, and back again."""
+    if not visible:
+        pytest.skip("this is about GPUs")
+    for path in (tmp_path / "0", tmp_path / "1"):
+        path.mkdir()
+    for epochs, own in (("4", False), ("8", True), (EPOCHS, False)):
+        assert _with_own_folders(tmp_path, visible, epochs=epochs, own_device=own).status == 0
+    assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed.last, exactly=False)
 
 
 def _with_own_folders(folder: Path, visible: str, *, epochs: str, own_device: bool = False) -> Done:

@@ -166,42 +166,40 @@ def in_pairs(samples: list[torch.Tensor]) -> dict[str, Any]:
     return {"x": batch, "part": batch[1:, 3:9], "label": batch[:, 0].clone(), "mine": Pinnable(batch + 1)}
 
 
-class TestPinnedBatches:
-    """Host mode: batches in pinned memory, which the loop copies."""
+def test_pinned_already() -> None:
+    """Tensors and views are pinned, .pin_memory() returns the same memory, a type's own pin_memory() is called."""
+    with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
+        iterator, number = warmed(loader)
+        batch = next(iterator)
+        assert lies_in_slot(loader, batch["x"])
+        assert lies_in_slot(loader, batch["mine"].data)
+        del iterator
+    tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
+    assert all(tensor.is_pinned() for tensor in tensors)
+    assert all(tensor.pin_memory().data_ptr() == tensor.data_ptr() for tensor in tensors)
+    assert batch["mine"].pinned
+    assert batch["mine"].data.is_pinned()
+    assert is_right(batch["x"], number)
+    assert is_right(batch["mine"].data - 1, number)
 
-    def test_pinned_already(self) -> None:
-        """Tensors and views are pinned, .pin_memory() returns the same memory, a type's own pin_memory() is called."""
-        with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
-            iterator, number = warmed(loader)
-            batch = next(iterator)
-            assert lies_in_slot(loader, batch["x"])
-            assert lies_in_slot(loader, batch["mine"].data)
-            del iterator
-        tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
-        assert all(tensor.is_pinned() for tensor in tensors)
-        assert all(tensor.pin_memory().data_ptr() == tensor.data_ptr() for tensor in tensors)
-        assert batch["mine"].pinned
-        assert batch["mine"].data.is_pinned()
-        assert is_right(batch["x"], number)
-        assert is_right(batch["mine"].data - 1, number)
 
-    def test_no_allocation_in_steady_state(self) -> None:
-        """Once slots are reused, CUDA's host allocator gets no further requests."""
-        tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
-        if "num_host_alloc" not in tell():
-            pytest.skip("this torch does not count its allocations of pinned memory")
-        destination = torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
-        with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True) as loader:
-            iterator, first = warmed(loader, num_hits=16)
-            for number in range(first, first + 120):
-                if number == first + 20:  # the loop has by now allocated what it needs to read from the GPU
-                    before, hits = tell()["num_host_alloc"], loader.stats().hits
-                destination.copy_(next(iterator), non_blocking=True)
-                assert is_right(destination, number)
-            assert tell()["num_host_alloc"] == before
-            assert loader.stats().hits - hits >= 90, loader.stats()
-            del iterator
-        assert_no_error_is_pending()
+def test_no_allocation_in_steady_state() -> None:
+    """Once slots are reused, CUDA's host allocator gets no further requests."""
+    tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
+    if "num_host_alloc" not in tell():
+        pytest.skip("this torch does not count its allocations of pinned memory")
+    destination = torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
+    with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True) as loader:
+        iterator, first = warmed(loader, num_hits=16)
+        for number in range(first, first + 120):
+            if number == first + 20:  # the loop has by now allocated what it needs to read from the GPU
+                before, hits = tell()["num_host_alloc"], loader.stats().hits
+            destination.copy_(next(iterator), non_blocking=True)
+            assert is_right(destination, number)
+        assert tell()["num_host_alloc"] == before
+        assert loader.stats().hits - hits >= 90, loader.stats()
+        del iterator
+    assert_no_error_is_pending()
 
 
 UNMODIFIED = """

@@ -93,43 +93,42 @@ class _Terminal:
         return self.process.returncode, err.decode()
 
 
-class TestOnce:
-    """One sample."""
+def test_bound_job(tmp_path: Path) -> None:
+    """The JSON of two ranks has CPUs, threads, pages and no GPU; the table has a row per rank."""
+    with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2):
+        table, told = _top(tmp_path, "--once", "--interval", "0.2"), _top(tmp_path, "--once", "--json")
+    assert (table.status, told.status) == (0, 0), table.err + told.err
+    assert [row.split()[0] for row in table.out.splitlines()[3:5]] == ["0", "1"]
+    seen = json.loads(told.out)
+    assert (seen["schema"], seen["ended"]) == ("numapin.top/1", False)
+    assert seen["interval_s"] > 0.99
+    assert seen["swap_in_pages_per_s"] >= 0
+    for rank in seen["ranks"]:
+        assert (rank["threads"], rank["threads_off_plan"], rank["gone"]) == (2, 0, False)
+        assert (rank["pinned_bytes"], rank["gpu_busy_share"]) == (0, None)
 
-    def test_bound_job(self, tmp_path: Path) -> None:
-        """The JSON of two ranks has CPUs, threads, pages and no GPU; the table has a row per rank."""
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2):
-            table, told = _top(tmp_path, "--once", "--interval", "0.2"), _top(tmp_path, "--once", "--json")
-        assert (table.status, told.status) == (0, 0), table.err + told.err
-        assert [row.split()[0] for row in table.out.splitlines()[3:5]] == ["0", "1"]
-        seen = json.loads(told.out)
-        assert (seen["schema"], seen["ended"]) == ("numapin.top/1", False)
-        assert seen["interval_s"] > 0.99
-        assert seen["swap_in_pages_per_s"] >= 0
-        for rank in seen["ranks"]:
-            assert (rank["threads"], rank["threads_off_plan"], rank["gone"]) == (2, 0, False)
-            assert (rank["pinned_bytes"], rank["gpu_busy_share"]) == (0, None)
 
-    def test_the_loop_of_torchs_loader(self, tmp_path: Path) -> None:
-        """The steps of every DataLoader are counted, also where the script is unmodified."""
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1, job_script=LOADING_JOB):
-            table, told = _top(tmp_path, "--once", "--interval", "2"), _top(tmp_path, "--once", "--json")
-        (rank,) = json.loads(told.out)["ranks"]
-        assert rank["loader_wait_share"] > 0.5, told
-        heads, row = (line.split() for line in table.out.splitlines()[2:4])
-        assert float(row[heads.index("steps/s")]) > 0
+def test_the_loop_of_torchs_loader(tmp_path: Path) -> None:
+    """The steps of every DataLoader are counted, also where the script is unmodified."""
+    with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1, job_script=LOADING_JOB):
+        table, told = _top(tmp_path, "--once", "--interval", "2"), _top(tmp_path, "--once", "--json")
+    (rank,) = json.loads(told.out)["ranks"]
+    assert rank["loader_wait_share"] > 0.5, told
+    heads, row = (line.split() for line in table.out.splitlines()[2:4])
+    assert float(row[heads.index("steps/s")]) > 0
 
-    def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
-        """A job that ends during the sample is reported with status 0, in the JSON too."""
-        command = [*NUMAPIN, "top", "--once", "--json", "--interval", "12"]
-        environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
-            top = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            syscall = Path(f"/proc/{top.pid}/syscall")
-            assert wait_until(lambda: syscall.read_text().split()[0] in _SLEEPING, limit_s=60)
-        out, err = top.communicate(timeout=60)
-        assert (top.returncode, json.loads(out)["ended"]) == (0, True)
-        assert err.endswith("the job ended\n")
+
+def test_job_that_ends_meanwhile(tmp_path: Path) -> None:
+    """A job that ends during the sample is reported with status 0, in the JSON too."""
+    command = [*NUMAPIN, "top", "--once", "--json", "--interval", "12"]
+    environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+    with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+        top = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        syscall = Path(f"/proc/{top.pid}/syscall")
+        assert wait_until(lambda: syscall.read_text().split()[0] in _SLEEPING, limit_s=60)
+    out, err = top.communicate(timeout=60)
+    assert (top.returncode, json.loads(out)["ended"]) == (0, True)
+    assert err.endswith("the job ended\n")
 
 
 class TestTerminal:
@@ -201,23 +200,20 @@ class TestTerminal:
         os.close(terminal.master)
 
 
-class TestMetrics:
-    """`numapin top --openmetrics`."""
-
-    def test_stdout_and_file(self, tmp_path: Path) -> None:
-        """One sample goes to stdout; the file follows the job; at the end, it says so only."""
-        path = tmp_path / "numapin.prom"
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=STEPPING_JOB):
-            once = _top(tmp_path, "--openmetrics", "--interval", "0.1")
-            assert once.status == 0, once.err
-            assert len(re.findall(r"^numapin_rank_steps_total{.*} [1-9]", once.out, re.MULTILINE)) == 2
-            assert once.out.endswith("# EOF\n")
-            with _exporting(tmp_path, str(path)) as writer:
-                assert wait_until(lambda: path.exists() and "_steps_total" in path.read_text(), limit_s=60)
-                (tmp_path / "end").touch()
-                assert writer.wait(60) == 0
-        assert "numapin_rank" not in path.read_text()
-        assert "numapin_run_active" in path.read_text()
+def test_stdout_and_file(tmp_path: Path) -> None:
+    """One sample goes to stdout; the file follows the job; at the end, it says so only."""
+    path = tmp_path / "numapin.prom"
+    with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=STEPPING_JOB):
+        once = _top(tmp_path, "--openmetrics", "--interval", "0.1")
+        assert once.status == 0, once.err
+        assert len(re.findall(r"^numapin_rank_steps_total{.*} [1-9]", once.out, re.MULTILINE)) == 2
+        assert once.out.endswith("# EOF\n")
+        with _exporting(tmp_path, str(path)) as writer:
+            assert wait_until(lambda: path.exists() and "_steps_total" in path.read_text(), limit_s=60)
+            (tmp_path / "end").touch()
+            assert writer.wait(60) == 0
+    assert "numapin_rank" not in path.read_text()
+    assert "numapin_run_active" in path.read_text()
 
 
 @contextmanager
@@ -231,19 +227,17 @@ def _exporting(folder: Path, target: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-class TestWithoutATerminal:
-    """Places where nothing can be drawn."""
+def test_no_terminal(tmp_path: Path) -> None:
+    """Without a terminal, an option must say what to write."""
+    done = _top(tmp_path)
+    assert (done.status, done.out, "stdout is not a terminal" in done.err) == (2, "", True), done.err
 
-    def test_no_terminal(self, tmp_path: Path) -> None:
-        """Without a terminal, an option must say what to write."""
-        done = _top(tmp_path)
-        assert (done.status, done.out, "stdout is not a terminal" in done.err) == (2, "", True), done.err
 
-    def test_terminal_that_cannot_draw(self, tmp_path: Path) -> None:
-        """With TERM=dumb the message recommends a single sample."""
-        terminal = _Terminal(tmp_path, TERM="dumb")
-        status, err = terminal.end()
-        os.close(terminal.master)
-        assert status == 2
-        assert "TERM=dumb" in err
-        assert "numapin top --once" in err
+def test_terminal_that_cannot_draw(tmp_path: Path) -> None:
+    """With TERM=dumb the message recommends a single sample."""
+    terminal = _Terminal(tmp_path, TERM="dumb")
+    status, err = terminal.end()
+    os.close(terminal.master)
+    assert status == 2
+    assert "TERM=dumb" in err
+    assert "numapin top --once" in err

@@ -288,45 +288,43 @@ CASES = {
 }
 
 
-class TestWhatGoesWrong:
-    """The script always ends as it would without tracing, and the problem is reported."""
+@pytest.mark.parametrize("name", CASES)
+def test_script(tmp_path: Path, name: str) -> None:
+    """Each case has its status, its messages, and no traceback; the rank's record has the number of steps."""
+    odd = CASES[name]
+    options = ("--steps", str(odd.steps), "--skip", str(odd.skip), "--output", "out")
+    done = numapin(*TRACE, *options, forked_script(tmp_path, odd.text), cwd=tmp_path)
+    assert odd.status in (None, done.status), done.err
+    assert [text for text in odd.out if text not in done.out] == [], done
+    assert [text for text in odd.err if text not in done.err] == [], done
+    assert "Traceback" not in done.err
+    if odd.num_traced is not None:
+        record = json.loads((tmp_path / "out" / "rank-0.json").read_text())
+        assert record["num_traced"] == odd.num_traced
+        assert ("is the disk full?" in record["reason"]) == ("disk" in name)
 
-    @pytest.mark.parametrize("name", CASES)
-    def test_script(self, tmp_path: Path, name: str) -> None:
-        """Each case has its status, its messages, and no traceback; the rank's record has the number of steps."""
-        odd = CASES[name]
-        options = ("--steps", str(odd.steps), "--skip", str(odd.skip), "--output", "out")
-        done = numapin(*TRACE, *options, forked_script(tmp_path, odd.text), cwd=tmp_path)
-        assert odd.status in (None, done.status), done.err
-        assert [text for text in odd.out if text not in done.out] == [], done
-        assert [text for text in odd.err if text not in done.err] == [], done
-        assert "Traceback" not in done.err
-        if odd.num_traced is not None:
-            record = json.loads((tmp_path / "out" / "rank-0.json").read_text())
-            assert record["num_traced"] == odd.num_traced
-            assert ("is the disk full?" in record["reason"]) == ("disk" in name)
 
-    def test_nothing_to_trace(self, tmp_path: Path) -> None:
-        """Ranks without a step of torch, which may never import it, have their own message; --dry-run starts none.
+def test_nothing_to_trace(tmp_path: Path) -> None:
+    """Ranks without a step of torch, which may never import it, have their own message; --dry-run starts none.
 
-        A folder that has ranks of an earlier trace, and Python -I, which ignores PYTHONPATH, are refused before that.
-        """
-        path = script(tmp_path, "print('ran')")
-        done = numapin(*TRACE, "--dry-run", "--output", "out", path, cwd=tmp_path)
-        assert (done.status, done.out.startswith("rank 0: ")) == (0, True), done.err
-        assert not (tmp_path / "out").exists()
-        done = numapin(*TRACE, "--output", "out", path, cwd=tmp_path)
-        assert (done.status, done.out) == (1, "ran\n")
-        assert "no rank took a batch from a torch DataLoader or stepped a torch optimizer" in done.err
-        (tmp_path / "rank-0.json").touch()
-        for words, said in (
-            (["--output", str(tmp_path), path], "holds rank-0.json of an earlier run"),
-            (["--output", "new", "--no-python", sys.executable, "-I", path], "-I ignores PYTHONPATH"),
-        ):
-            done = numapin(*TRACE, *words, cwd=tmp_path)
-            assert (done.status, done.out, said in done.err) == (2, "", True), done.err
-        done = numapin("trace", "--read")
-        assert (done.status, "--read" in done.err) == (2, True), done.err
+    A folder that has ranks of an earlier trace, and Python -I, which ignores PYTHONPATH, are refused before that.
+    """
+    path = script(tmp_path, "print('ran')")
+    done = numapin(*TRACE, "--dry-run", "--output", "out", path, cwd=tmp_path)
+    assert (done.status, done.out.startswith("rank 0: ")) == (0, True), done.err
+    assert not (tmp_path / "out").exists()
+    done = numapin(*TRACE, "--output", "out", path, cwd=tmp_path)
+    assert (done.status, done.out) == (1, "ran\n")
+    assert "no rank took a batch from a torch DataLoader or stepped a torch optimizer" in done.err
+    (tmp_path / "rank-0.json").touch()
+    for words, said in (
+        (["--output", str(tmp_path), path], "holds rank-0.json of an earlier run"),
+        (["--output", "new", "--no-python", sys.executable, "-I", path], "-I ignores PYTHONPATH"),
+    ):
+        done = numapin(*TRACE, *words, cwd=tmp_path)
+        assert (done.status, done.out, said in done.err) == (2, "", True), done.err
+    done = numapin("trace", "--read")
+    assert (done.status, "--read" in done.err) == (2, True), done.err
 
 
 class TestReading:

@@ -158,20 +158,17 @@ def test_what_cannot_be_read_is_told_in_words(monkeypatch: pytest.MonkeyPatch, e
     assert caught.value.exit_code == 3
 
 
-class TestEnded:
-    """A job that ends while it is read."""
-
-    def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
-        """If all ranks have ended by the time they are read, the job has ended; without records it has not begun."""
-        plan = json.loads(forked("plan", "--nproc-per-node", "1", "--json").out)
-        record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
-        with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
-            handover.write_json(folder, handover.PLAN, plan)
-            assert "no rank has started yet" in _verify(tmp_path).err
-            handover.write_json(folder, "observed-0-0.json", record)
-            done = _verify(tmp_path)
-        assert done.status == 2
-        assert "the job ended while it was read" in done.err
+def test_job_that_ends_meanwhile(tmp_path: Path) -> None:
+    """If all ranks have ended by the time they are read, the job has ended; without records it has not begun."""
+    plan = json.loads(forked("plan", "--nproc-per-node", "1", "--json").out)
+    record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
+    with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
+        handover.write_json(folder, handover.PLAN, plan)
+        assert "no rank has started yet" in _verify(tmp_path).err
+        handover.write_json(folder, "observed-0-0.json", record)
+        done = _verify(tmp_path)
+    assert done.status == 2
+    assert "the job ended while it was read" in done.err
 
 
 class TestRun:
