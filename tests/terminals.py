@@ -61,10 +61,7 @@ def on_terminal(
     cwd: Path | None = None,
     typed: Callable[[bytes], bytes] = lambda _: b"",
 ) -> Shown:
-    """Run a command on its own terminal, in the environment with `changes`.
-
-    `typed` receives the output so far, and returns the keys to type.
-    """
+    """Run a command on its own terminal, in the environment with `changes`."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
     environ = environment(**{"TERM": "xterm", "PYTHONUTF8": "1", **(changes or {})})
