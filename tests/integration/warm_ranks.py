@@ -1,9 +1,8 @@
 """Ranks that run in forks of a process which has torch, and the hook of `numapin trace` in it, imported.
 
-Importing torch takes a rank 1.5 s of CPU time. Input: a script. Output: another script, for the launcher, which has a
-forker (forking.py) run the first one with its own environment, folder, CPUs and files, and which ends as the fork does;
-if it ends before, the fork is killed. A script may also run numapin, where another program starts that. Tests of how
-hooks come into a rank, of DataLoaders that numapin replaces, of signals, and of what restarts, start their ranks anew.
+The launcher gets a script that has a forker (forking.py) run the real one with its own environment, folder, CPUs and
+files, and that ends as the fork does. Tests of how hooks come into a rank, of DataLoaders that numapin replaces, of
+signals, and of what restarts, start their ranks anew: importing torch takes a rank 1.5 s of CPU time.
 
 What Python, OpenMP and torch read when they start (PYTHON*, LD_*, OMP_NUM_THREADS) is the forker's, not the rank's.
 """
@@ -11,14 +10,15 @@ What Python, OpenMP and torch read when they start (PYTHON*, LD_*, OMP_NUM_THREA
 from __future__ import annotations
 
 import atexit
-import tempfile
 from functools import cache
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.integration.forking import Forker
 from tests.integration.launching import environment, script
 from tests.integration.seam import StepSettings, steps_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _IMPORTED: Final = (
     *("torch", "torch.distributed", "torch.optim", "torch.profiler", "torch.utils.data"),
@@ -36,11 +36,9 @@ def client(path: str) -> str:
 
 @cache
 def _forker() -> Forker:
-    folder = tempfile.TemporaryDirectory(prefix="np-ranks-")
-    atexit.register(folder.cleanup)
     own = environment()
     settings = StepSettings(folder="out", steps=1, skip=1)  # DataLoaders keep this one: use --output out
     environ = own | steps_environment(settings.to_text(), own, variable="NUMAPIN_TRACE")
-    forker = Forker(environ, _IMPORTED, str(Path(folder.name, "s")))
+    forker = Forker(environ, _IMPORTED)
     atexit.register(forker.close)
     return forker
