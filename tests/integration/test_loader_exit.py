@@ -114,11 +114,7 @@ for ending in sys.argv[2:]:
 
 
 def test_the_end_of_python_is_silent(tmp_path: Path) -> None:
-    """Nothing is printed, with or without workers, also with persistent ones, and while slots are pinned or freed.
-
-    A driver call that does not return does not keep the process from ending. After an error, the program's own
-    traceback is all.
-    """
+    """Nothing is printed, with or without workers, also with persistent ones, and while slots are pinned or freed."""
     kept = ("kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch")
     endings = ("end", "raise", "exit", "settle", "settle_forever", "reclaim", "reclaim_late", *kept)
     done = call(sys.executable, script(tmp_path, _PROGRAM), str(tmp_path), *endings)

@@ -66,8 +66,18 @@ def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
     return [batch.tolist() for batch in batches] if whole else sorted(float(batch[0, 0]) for batch in batches)
 
 
-def _require_good_end(folder: Path, text: str) -> None:
-    status, _out, err = run_script(folder, text)
+# Workers hang in their forks as long as `hang` is true.
+HANGING = """
+import os, signal, threading, time, numapin
+hang, lock = True, threading.Lock()
+def in_child():
+    while hang: {hangs}
+os.register_at_fork(after_in_child=in_child)
+"""
+
+
+def _require_good_end(folder: Path, text: str, hangs: str = "lock.acquire()") -> None:
+    status, _out, err = run_script(folder, HANGING.format(hangs=hangs) + text)
     assert (status, "Exception ignored" in err) == (0, False), err
 
 
@@ -146,14 +156,10 @@ def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> No
     """A hung worker that is left at exit blocks nothing, stopped or not, also if the script handles SIGTERM."""
     _require_good_end(
         tmp_path,
-        "import os, signal, threading, time, numapin\n"
-        "hang, lock = True, threading.Lock()\n"
-        "def in_child():\n"
-        f"    while hang: {hangs}\n"
-        "os.register_at_fork(after_in_child=in_child)\n"
         "signal.signal(signal.SIGTERM, lambda *_: None)\n"
         "left = iter(numapin.DataLoader(range(8), num_workers=1))\n"
         f"while {hangs != 'pass'} and not left._context.hung(left._workers): time.sleep(0.02)\n",
+        hangs,
     )
 
 
@@ -176,16 +182,11 @@ def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
     """A worker that the script's SIGCHLD handler reaped is left alone; multiprocessing thinks it is alive."""
     _require_good_end(
         tmp_path,
-        "import os, signal, threading, time, numapin\n"
         "def reap(*_):\n"
         "    try:\n"
         "        while os.waitpid(-1, os.WNOHANG)[0]: pass\n"
         "    except ChildProcessError: pass\n"
         "signal.signal(signal.SIGCHLD, reap)\n"
-        "hang, lock = True, threading.Lock()\n"
-        "def in_child():\n"
-        "    while hang: lock.acquire()\n"
-        "os.register_at_fork(after_in_child=in_child)\n"
         "dropped = iter(numapin.DataLoader(range(8), num_workers=2))\n"
         "gone, left = dropped._workers\n"
         "while len(dropped._context.hung(dropped._workers)) < 2: time.sleep(0.02)\n"
@@ -235,7 +236,8 @@ def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
     """If no descriptors are left, workers cannot be inspected, but the iterator and its workers still end."""
     _require_good_end(
         tmp_path,
-        "import os, resource, numapin\n"
+        "import resource\n"
+        "hang = False\n"
         "hold = iter(numapin.DataLoader(range(8), num_workers=2))\n"
         "next(hold)\n"
         "hold._context._page[0] = 0\n"
