@@ -305,10 +305,7 @@ def test_script(tmp_path: Path, name: str) -> None:
 
 
 def test_nothing_to_trace(tmp_path: Path) -> None:
-    """Ranks without a step of torch, which may never import it, have their own message; --dry-run starts none.
-
-    A folder that has ranks of an earlier trace, and Python -I, which ignores PYTHONPATH, are refused before that.
-    """
+    """Ranks without a step of torch, which may never import it, have their own message; --dry-run starts none."""
     path = script(tmp_path, "print('ran')")
     done = numapin(*TRACE, "--dry-run", "--output", "out", path, cwd=tmp_path)
     assert (done.status, done.out.startswith("rank 0: ")) == (0, True), done.err
@@ -344,25 +341,23 @@ class TestReading:
     @pytest.mark.parametrize(
         ("name", "content", "seen"),
         [
-            ("a.json", None, "a.json cannot be read"),
             ("a.json", b'{"traceEvents": [{"ph": "X", "ts": 1', "not JSON, or cut off"),
             ("a.json", b"[" * 100_000, "not JSON, or cut off"),
-            ("a.json", b'{"traceEvents": []}', "none of its 0 events"),
             ("a.json", b"17", "not a Chrome trace"),
             ("a.json", 1 << 30, "too large to read"),
             ("a.json.gz", b"no gzip", "a.json.gz cannot be read"),
             ("a.json.gz", gzip.compress(b"{}" * 500)[:-20], "a.json.gz cannot be read"),
             ("folder/other", b"", "folder has no rank-*.trace.json\n  hint: give a trace file, or the output folder"),
         ],
-        ids=["missing", "cut off", "deep", "empty", "number", "huge", "no gzip", "cut off gzip", "empty folder"],
+        ids=["cut off", "deep", "number", "huge", "no gzip", "cut off gzip", "empty folder"],
     )
-    def test_broken_files(self, tmp_path: Path, name: str, content: bytes | int | None, seen: str) -> None:
+    def test_broken_files(self, tmp_path: Path, name: str, content: bytes | int, seen: str) -> None:
         """The error names the file and the problem, with a hint."""
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         if isinstance(content, bytes):
             path.write_bytes(content)
-        elif content is not None:
+        else:
             path.touch()
             os.truncate(path, content + 1)
         error = refused("--read", str(tmp_path / name.partition("/")[0]))
@@ -408,14 +403,3 @@ class TestReading:
         done = call("sh", "-c", f"{' '.join(NUMAPIN)} trace --json --output out train.py >&-", cwd=tmp_path)
         assert (done.status, "stdout cannot be written" in done.err) == (2, True), done.err
         assert "Traceback" not in done.err
-
-    def test_reading_does_not_import_torch(self, tmp_path: Path) -> None:
-        """Reading traces does not import torch."""
-        (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
-        code = (
-            "import sys; from numapin.cli.main import numapin\n"
-            f"numapin.main(['trace', '--read', {str(tmp_path / 'a.json')!r}], standalone_mode=False)\n"
-            "print('torch' in sys.modules)"
-        )
-        done = call(sys.executable, "-c", code)
-        assert done.out.splitlines()[-1] == "False", done.err
