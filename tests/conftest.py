@@ -47,6 +47,13 @@ def modules_are_no_garbage() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session")
+def cuda_is_in_use() -> None:
+    import torch
+
+    torch.ones(1, device="cuda")
+
+
 def pytest_configure() -> None:
     """Restore the signals that a shell's background job inherits as ignored, and make fork the start method."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,8 +1,4 @@
-"""Data sets and checks that tests of the loader on a GPU share.
-
-Input: nothing, or a loader. Output: data sets whose samples identify themselves, iterators whose batches come through
-the ring, and checks of batches.
-"""
+"""Data sets and checks that tests of the loader on a GPU share."""
 
 from __future__ import annotations
 
@@ -36,6 +32,11 @@ needs_gpu = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),  # Python 3.12: forks beside threads
 ]
+uses_gpu = [*needs_gpu, pytest.mark.usefixtures("cuda_is_in_use")]  # for tests that use it in this process
+
+cuda: Any = torch.cuda  # torch's streams have no type annotations
+HOST: dict[str, Any] = {"pin_memory": True}
+DEVICE: dict[str, Any] = {"device": "cuda"}
 
 
 class Filled(Dataset[torch.Tensor]):

@@ -1,7 +1,4 @@
-"""Programs that tests on a GPU run: python -m tests.integration.gpu_program SCENE ARGUMENT.
-
-Input: the scene to run. Output: a line on stdout, which the test reads.
-"""
+"""Programs that tests on a GPU run: python -m tests.integration.gpu_program SCENE ARGUMENT."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import sys
 import time
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -35,9 +32,6 @@ from tests.integration.gpu_loading import (
 from tests.integration.seam import PINNED
 from tests.integration.seam_torch import forking, opening, quarantine
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def say(line: str) -> None:
@@ -142,20 +136,25 @@ def drop(held: list[Any]) -> None:
     gc.collect()
 
 
+def status_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def fork_and_collect(held: list[Any]) -> int:
     pid = os.fork()
     if pid == 0:
         drop(held)
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status_of(pid)
 
 
 def fork_and_end(held: list[Any]) -> int:
+    """Fork a child that ends as a script does: Python clears all modules."""
     pid = os.fork()
     if pid == 0:
         vars(sys.modules[__name__])["inherited"] = held
         sys.exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status_of(pid)
 
 
 def start_process(held: list[Any]) -> int | None:
@@ -176,7 +175,7 @@ def start_own_workers(_: list[Any]) -> int:
         wrong = wrong_ones(list(numapin.DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)), 0)
         gc.collect()
         os._exit(len(wrong))
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status_of(pid)
 
 
 CHILDREN = (fork_and_collect, fork_and_end, start_process, start_torchs_workers, start_own_workers)
@@ -229,18 +228,8 @@ def garbage(place: str) -> None:
     say(json.dumps({way: left_by(lambda way=way: use(way, **options)) for way in ways}))  # type: ignore[misc]
 
 
-SCENES: dict[str, Callable[[str], None]] = {
-    "train": train,
-    "capture": capture,
-    "vanish": vanish,
-    "limited": limited,
-    "fork": fork,
-    "unguarded": unguarded,
-    "keep": keep,
-    "validate": validate,
-    "garbage": garbage,
-}
+SCENES = (train, capture, vanish, limited, fork, unguarded, keep, validate, garbage)
 
 if __name__ == "__main__":
     with moving() if "FAKE_CUDA_CHILD_ABORTS" in os.environ else nullcontext():
-        SCENES[sys.argv[1]](sys.argv[2])
+        {scene.__name__: scene for scene in SCENES}[sys.argv[1]](sys.argv[2])

@@ -24,9 +24,10 @@ from tests.integration.gpu_loading import (
     Filled,
     assert_no_error_is_pending,
     copies_to_device,
+    cuda,
     is_right,
     lies_in_slot,
-    needs_gpu,
+    uses_gpu,
     warmed,
     wrong_ones,
 )
@@ -36,14 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = needs_gpu
-
-cuda: Any = torch.cuda  # torch's streams have no type annotations
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cuda_is_in_use() -> None:
-    torch.ones(1, device="cuda")
+pytestmark = uses_gpu
 
 
 class Fields(Dataset[dict[str, torch.Tensor]]):

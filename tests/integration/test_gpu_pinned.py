@@ -17,14 +17,17 @@ from tests.contract.zoo import Pair, Pinnable
 from tests.integration.gpu_loading import (
     BATCH,
     CYCLES,
+    DEVICE,
+    HOST,
     MIB,
     Filled,
     assert_no_error_is_pending,
     copies_to_device,
+    cuda,
     is_right,
-    needs_gpu,
     run_program,
     settled_pinned_bytes,
+    uses_gpu,
 )
 from tests.integration.seam import CudaRefused, Driver
 from tests.waiting import wait_until
@@ -32,16 +35,9 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = needs_gpu
+pytestmark = uses_gpu
 
-OPTIONS: dict[str, dict[str, Any]] = {"host": {"pin_memory": True}, "device": {"device": "cuda"}}
-
-cuda: Any = torch.cuda
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cuda_is_in_use() -> None:
-    torch.ones(1, device="cuda")
+OPTIONS = {"host": HOST, "device": DEVICE}
 
 
 class TestMemory:
@@ -70,10 +66,7 @@ class TestMemory:
         assert None not in pages
 
     def test_idle_when_the_copy_has_ended(self) -> None:
-        """Dropped memory stays in use only while a copy waits to read it, even on a stream unknown to numapin.
-
-        Then it is reused, still pinned, and `trim` releases it.
-        """
+        """Dropped memory stays in use only while a copy waits to read it, even on a stream unknown to numapin."""
         before, destination = settled_pinned_bytes(), torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
         tensor = pinned.empty(64 * MIB, torch.uint8).fill_(5)
         address = tensor.data_ptr()

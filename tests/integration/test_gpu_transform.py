@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import numapin
-from tests.integration.gpu_loading import BATCH, CYCLES, MIB, Filled, assert_no_error_is_pending, needs_gpu
+from tests.integration.gpu_loading import BATCH, CYCLES, MIB, Filled, assert_no_error_is_pending, cuda, needs_gpu
 from tests.integration.seam import Driver
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = needs_gpu
 
-cuda: Any = torch.cuda  # torch's streams have no type annotations
 NUM_BATCHES = 24
 
 

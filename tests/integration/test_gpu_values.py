@@ -14,13 +14,13 @@ import numapin
 from tests.contract.datasets import Made
 from tests.contract.describe import describe
 from tests.contract.zoo import ZOO
-from tests.integration.gpu_loading import needs_gpu
+from tests.integration.gpu_loading import uses_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = [
-    *needs_gpu,
+    *uses_gpu,
     pytest.mark.filterwarnings("ignore"),  # torch warns about new layouts, and about gradients that are not sent
 ]
 
@@ -33,6 +33,9 @@ CONTAINERS = (
     *("expanded", "transposed", "every-other", "bfloat16", "complex64", "bool", "sixty-tensors", "zero-size"),
 )
 CUSTOM = ("dataclass", "frozen-dataclass", "remade")
+looked_into = pytest.mark.xfail(
+    strict=True, reason="without workers only containers are looked into, with workers every type"
+)
 
 
 def with_lazy_views(numbers: list[float]) -> list[torch.Tensor]:
@@ -40,11 +43,6 @@ def with_lazy_views(numbers: list[float]) -> list[torch.Tensor]:
     base = torch.full((1000,), complex(numbers[0], 2))
     torch.utils.data.default_collate([base] * 3)
     return [base, base.conj(), base.conj().imag]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cuda_is_in_use() -> None:
-    torch.ones(1, device="cuda")
 
 
 class OfKinds:
@@ -113,18 +111,9 @@ class TestBatchesOnTheDevice:
         for epoch in epochs:
             assert different_kinds(epoch, theirs, MOVED) == []
 
-    @pytest.mark.parametrize("kind", CONTAINERS)
+    @pytest.mark.parametrize("kind", [*CONTAINERS, *(pytest.param(kind, marks=looked_into) for kind in CUSTOM)])
     def test_without_workers(self, kind: str) -> None:
         """Without workers, containers and tensors of all kinds are moved, too."""
-        arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
-        theirs = list(torch.utils.data.DataLoader(Made(size=3, pause_s=0.0), **arguments))
-        ours = list(numapin.DataLoader(Made(size=3, pause_s=0.0), device="cuda", **arguments))
-        assert different_kinds(ours, theirs, (kind,)) == []
-
-    @pytest.mark.xfail(strict=True, reason="without workers only containers are looked into, with workers every type")
-    @pytest.mark.parametrize("kind", CUSTOM)
-    def test_custom_types_without_workers(self, kind: str) -> None:
-        """Without workers, tensors in types that have no .to() are moved as they are with workers."""
         arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
         theirs = list(torch.utils.data.DataLoader(Made(size=3, pause_s=0.0), **arguments))
         ours = list(numapin.DataLoader(Made(size=3, pause_s=0.0), device="cuda", **arguments))
