@@ -47,6 +47,13 @@ def modules_are_no_garbage() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session")
+def cuda_is_in_use() -> None:
+    import torch
+
+    torch.ones(1, device="cuda")
+
+
 def pytest_configure() -> None:
     """Restore the signals that a shell's background job inherits as ignored, and make fork the start method."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -74,7 +81,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(scope="session")
 def fake_nvml() -> fake.FakeNvml:
-    """Return the fake NVML, built once into the repository's cache folder."""
     if fake.compiler() is None:
         pytest.skip("no C compiler on PATH to build the stand-in NVML with; type: apt-get install gcc libc6-dev")
     folder = ROOT / ".cache" / "fake-nvml"
@@ -94,7 +100,6 @@ def only_places_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def fake_cuda() -> Iterator[fake_driver.FakeCuda]:
-    """Replace the CUDA driver by a fake one in its initial state."""
     yield from _fake_cuda(old=False)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 FILE_BYTES: Final = int(os.environ.get("HOSTILE_BYTES", "5000000"))
 LEAST_BYTES, MOST_BYTES = map(int, os.environ.get("HOSTILE_SIZES", f"-1 {1 << 40}").split())
@@ -30,23 +30,25 @@ PART, NUM_PARTS = map(int, os.environ.get("HOSTILE_PART", "0 1").split())
 ALL: Final = "0-8191"
 
 
-def pad(items: Iterator[str], around: str, *, most: int = FILE_BYTES) -> str:
-    """Put as many items as fit into `around`, in place of its %s."""
-    chosen, size = [], len(around)
+def fitting(items: Iterable[str], *, most: int, between: int = 0) -> list[str]:
+    """Return as many items as fit into this number of characters, with so many between them."""
+    chosen, size = [], 0
     for item in items:
-        size += len(item) + 1
+        size += len(item) + between
         if size > most:
             break
         chosen.append(item)
-    return around.replace("%s", ",".join(chosen))
+    return chosen
+
+
+def pad(items: Iterator[str], around: str, *, most: int = FILE_BYTES) -> str:
+    """Put as many items as fit into `around`, in place of its %s."""
+    return around.replace("%s", ",".join(fitting(items, most=most - len(around), between=1)))
 
 
 def count(template: str, *, most: int | None = None) -> Iterator[str]:
-    """Yield the template with "#" replaced by 0, 1, 2 and so on."""
-    number = 0
-    while most is None or number < most:
-        yield template.replace("#", str(number))
-        number += 1
+    numbers = itertools.count() if most is None else range(most)
+    return (template.replace("#", str(number)) for number in numbers)
 
 
 def machine(**parts: str) -> str:
@@ -66,7 +68,6 @@ def fill(name: str, template: str, **others: str) -> str:
 
 
 def node(number: object, cpus: str, distances: str = "") -> str:
-    """Return a node in JSON."""
     kind = "cpu" if cpus else "memory"
     return (
         f'{{"id":{number},"kind":"{kind}","cpus":"{cpus}","package":0,"memory_bytes":9,"free_bytes":1,'
@@ -75,7 +76,6 @@ def node(number: object, cpus: str, distances: str = "") -> str:
 
 
 def gpu(number: object, where: str = '"node":0,"node_source":"sysfs"', cpus: str = ALL) -> str:
-    """Return a GPU in JSON."""
     return (
         f'{{"index":{number},"cuda_index":{number},"visible":true,"uuid":"GPU-{number}","pci":null,"name":"x",{where},'
         f'"cpus":"{cpus}","pcie":{{}},"mig":[]}}'
@@ -115,102 +115,55 @@ def overlapping_machine() -> str:
     return machine(cores=cores, nodes=nodes, gpus=gpus, packages='{"id":0,"nodes":"0-1023"}')
 
 
-def different_lists() -> str:
-    """Return cores with long lists that all differ."""
-    return pad((f'{{"id":{n},"cpus":"{n}-8191"}}' for n in range(8192)), machine(cores="%s"))
-
-
 def hwloc(inside: str, cpus: str = '<object type="PU" os_index="0"/>') -> str:
-    """Return hwloc XML."""
     return f'<topology version="2.0"><object type="Machine" os_index="0">{inside}{cpus}</object></topology>'
 
 
 def nccl(inside: str) -> str:
-    """Return NCCL topology XML."""
     return f'<system version="1">{inside}</system>'
 
 
 def repeated(item: Callable[[int], str], *, most: int = FILE_BYTES, number: int = 1 << 60) -> str:
-    """Return as many items as fit, concatenated."""
-    parts, size, n = [], 0, 0
-    while n < number:
-        part = item(n)
-        size += len(part)
-        if size > most:
-            break
-        parts.append(part)
-        n += 1
-    return "".join(parts)
+    return "".join(fitting(map(item, range(number)), most=most))
 
 
 FULL_MASK: Final = ",".join(["0xffffffff"] * 256)
 
 
 def mask_of(number: int) -> str:
-    """Return a long mask that differs for every number."""
     words = ["0xffffffff"] * 256
     words[number % 256] = f"0x{number + 1:08x}"
     return ",".join(words)
 
 
 def pci_bus(number: int) -> str:
-    """Return a PCI address."""
     return f"{number >> 16:04x}:{number >> 8 & 0xFF:02x}:{number & 0xFF:02x}.0"
 
 
 def pus(number: int) -> str:
-    """Return hwloc's CPUs."""
     return repeated(lambda n: f'<object type="PU" os_index="{n}"/>', number=number)
 
 
+def numa_nodes(cpuset: Callable[[int], str], *, number: int = 1 << 60) -> str:
+    return repeated(lambda n: f'<object type="NUMANode" os_index="{n}" cpuset="{cpuset(n)}"/>', number=number)
+
+
 def xml_cases() -> Iterator[tuple[str, str]]:
-    """Yield machine files in XML."""
     yield "hwloc-pus", hwloc("", repeated(lambda n: f'<object type="PU" os_index="{n % 8192}"/>'))
     yield "hwloc-one-core", hwloc("", f'<object type="L3Cache"><object type="Core">{pus(8192)}</object></object>')
     yield "hwloc-many-elements", hwloc("<a/>" * (FILE_BYTES // 4))
     yield "hwloc-attributes", hwloc("<a " + repeated(lambda n: f'a{n}="" ') + "/>")
     yield "hwloc-infos", hwloc(repeated(lambda n: f'<info name="{n}"/>'))
-    yield (
-        "hwloc-nodes",
-        hwloc(repeated(lambda n: f'<object type="NUMANode" os_index="{n}" cpuset="0xf"/>', number=8192), pus(8192)),
-    )
-    yield (
-        "hwloc-nodes-that-overlap",
-        hwloc(
-            repeated(lambda n: f'<object type="NUMANode" os_index="{n}" cpuset="{FULL_MASK}"/>', number=1024), pus(8192)
-        ),
-    )
-    yield (
-        "hwloc-masks",
-        hwloc(repeated(lambda n: f'<object type="NUMANode" os_index="{n}" cpuset="{mask_of(n)}"/>'), pus(8192)),
-    )
-    words = " ".join(["1"] * 2_000_000)
-    yield (
-        "hwloc-distances",
-        hwloc("").replace(
-            "</topology>",
-            f'<distances2 type="NUMANode" kind="5" indexing="os"><indexes>0 1</indexes><u64values>{words}</u64values>'
-            "</distances2>"
-            "</topology>",
-        ),
-    )
-    yield (
-        "hwloc-gpus",
-        hwloc(repeated(lambda n: f'<object type="PCIDev" pci_busid="{pci_bus(n)}" pci_type="0302 [10de:1eb8]"/>')),
-    )
-    yield (
-        "hwloc-nics",
-        hwloc(
-            repeated(
-                lambda n: (
-                    f'<object type="PCIDev" pci_busid="{pci_bus(n)}">'
-                    f'<object type="OSDev" name="e{n}" osdev_type="2"/></object>'
-                ),
-                number=4096,
-            ),
-            pus(8192),
-        ),
-    )
+    yield "hwloc-nodes", hwloc(numa_nodes(lambda _: "0xf", number=8192), pus(8192))
+    yield "hwloc-nodes-that-overlap", hwloc(numa_nodes(lambda _: FULL_MASK, number=1024), pus(8192))
+    yield "hwloc-masks", hwloc(numa_nodes(mask_of), pus(8192))
+    values = f"<indexes>0 1</indexes><u64values>{' '.join(['1'] * 2_000_000)}</u64values>"
+    distances = f'<distances2 type="NUMANode" kind="5" indexing="os">{values}</distances2>'
+    yield "hwloc-distances", hwloc("").replace("</topology>", f"{distances}</topology>")
+    device = '<object type="PCIDev" pci_busid="{}" pci_type="0302 [10de:1eb8]"/>'
+    yield "hwloc-gpus", hwloc(repeated(lambda n: device.format(pci_bus(n))))
+    nic = '<object type="PCIDev" pci_busid="{}"><object type="OSDev" name="e{}" osdev_type="2"/></object>'
+    yield "hwloc-nics", hwloc(repeated(lambda n: nic.format(pci_bus(n), n), number=4096), pus(8192))
     yield "hwloc-nested", hwloc('<object type="PCIDev">' * 90 + "<a/>" * 100_000 + "</object>" * 90)
     yield "nccl-nodes", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{n + 1:x}"/>'))
     yield "nccl-overlap", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{FULL_MASK}"/>', number=1024))
@@ -229,7 +182,6 @@ def xml_cases() -> Iterator[tuple[str, str]]:
 
 
 def gpu_cases() -> Iterator[tuple[str, str]]:
-    """Yield machine files in XML with many GPUs of several vendors, and many links between them."""
     amd = 'pci_type="1200 [1002:74a1] [0000:0000] 00"'
     yield "hwloc-amd-gpus", hwloc(repeated(lambda n: f'<object type="PCIDev" pci_busid="{pci_bus(n)}" {amd}/>'))
     parts = repeated(lambda n: f'<object type="OSDev" name="rsmi{n % 10000}" osdev_type="1" gp_index="{n}"/>')
@@ -252,16 +204,15 @@ def gpu_cases() -> Iterator[tuple[str, str]]:
 
 
 def nccl_gpus(number: int, links: str) -> str:
-    """Return GPUs in NCCL's XML, each with these links."""
     gpus = repeated(lambda n: f'<pci busid="{pci_bus(n)}"><gpu dev="{n}" sm="90">{links}</gpu></pci>', number=number)
     return nccl(f'<cpu numaid="0" affinity="f">{gpus}</cpu>')
 
 
 def json_cases() -> Iterator[tuple[str, str]]:
-    """Yield machine files in JSON."""
     yield "cores-of-all-cpus", fill("cores", '{"id":#,"cpus":"0-8191"}')
     yield "few-cores-of-all-cpus", machine(cores=",".join(count('{"id":#,"cpus":"0-8191"}', most=8192)))
-    yield "cores-of-many-lists", different_lists()
+    lists = (f'{{"id":{n},"cpus":"{n}-8191"}}' for n in range(8192))
+    yield "cores-of-many-lists", pad(lists, machine(cores="%s"))
     yield "nodes", fill("nodes", node("#", ALL))
     yield "packages", fill("packages", '{"id":#,"nodes":"0-1023"}')
     yield "gpus", fill("gpus", gpu("#"), nodes=node(0, ALL))
@@ -275,10 +226,8 @@ def json_cases() -> Iterator[tuple[str, str]]:
     yield "long-host", machine().replace('"h"', '"' + "h " * (FILE_BYTES // 2) + '"', 1)
     yield "largest", largest_machine()
     yield "overlapping", overlapping_machine()
-    yield (
-        "many-nics",
-        machine(nics=",".join(count(NIC, most=4096)), nodes=node(0, ALL), cores=",".join(count(CORE, most=8192))),
-    )
+    nics, cores = ",".join(count(NIC, most=4096)), ",".join(count(CORE, most=8192))
+    yield "many-nics", machine(nics=nics, nodes=node(0, ALL), cores=cores)
 
 
 def values() -> Iterator[tuple[str, str]]:
@@ -299,30 +248,20 @@ def values() -> Iterator[tuple[str, str]]:
 
 
 def plan_cases() -> Iterator[tuple[str, str]]:
-    """Yield plans."""
     top = '{"schema":"numapin.plan/1","bind":"node","memory":"none","warnings":[],"ranks":[%s]}'
     yield "ranks", pad(count(RANK), top)
     yield "most-ranks", pad(count(RANK, most=4096), top)
-    yield (
-        "ranks-of-many-lists",
-        pad((RANK.replace("#", str(n)).replace("0-8191", f"{n}-8191") for n in range(4096)), top),
-    )
-    yield "long-reason", top.replace("%s", RANK.replace("#", "0").replace('"r"', '"' + "r " * (FILE_BYTES // 2) + '"'))
-    yield (
-        "long-reasons",
-        pad((RANK.replace("#", str(n)).replace('"r"', '"' + "r " * 500 + '"') for n in range(4096)), top),
-    )
-    yield (
-        "warnings",
-        pad(count('"#"'), top.replace('"warnings":[]', '"warnings":[%s]').replace('"ranks":[%s]', '"ranks":[]')),
-    )
+    ranks = [RANK.replace("#", str(n)) for n in range(4096)]
+    yield "ranks-of-many-lists", pad((rank.replace("0-8191", f"{n}-8191") for n, rank in enumerate(ranks)), top)
+    yield "long-reason", top.replace("%s", ranks[0].replace('"r"', '"' + "r " * (FILE_BYTES // 2) + '"'))
+    yield "long-reasons", pad((rank.replace('"r"', '"' + "r " * 500 + '"') for rank in ranks), top)
+    yield "warnings", pad(count('"#"'), top.replace("%s", "").replace('"warnings":[]', '"warnings":[%s]'))
 
 
 EVENT: Final = '{"ph":"X","ts":#,"dur":1,"name":"k"}'
 
 
 def trace_cases() -> Iterator[tuple[str, str]]:
-    """Yield Chrome traces."""
     top = '{"traceEvents":[%s]}'
     # Numbers take the place of "#", so a "#" that is to stay is written as JSON's escape.
     kinds = {
@@ -345,7 +284,7 @@ def trace_cases() -> Iterator[tuple[str, str]]:
         '"args":{"correlation":#,"External id":1}}'
     )
     both = (text for one in zip(count(call), count(copy), strict=False) for text in one)
-    yield "waits-of-copies", pad(iter((operator, *take(both, 20_000))), top)
+    yield "waits-of-copies", pad(iter((operator, *itertools.islice(both, 20_000))), top)
     event = EVENT.replace("#", "0")
     loads = '{"traceEvents":[' + event + '],"numapin":{"loads":[%s]}}'
     yield "loads", pad(count("[#,#,#]"), loads)
@@ -369,20 +308,12 @@ OVERLAPPING: Final = {
 
 
 def overlapping(long: str, short: str) -> Iterator[str]:
-    """Yield events that all overlap, and others that lie apart in them."""
     for number in itertools.count():
         yield long.replace("#", str(number)).replace('"dur":9', '"dur":99999999')
         yield short.replace("#", str(number * 10))
 
 
-def take(items: Iterator[str], number: int) -> Iterator[str]:
-    """Yield the first items."""
-    for _, item in zip(range(number), items, strict=False):
-        yield item
-
-
 def record_cases() -> Iterator[tuple[str, str]]:
-    """Yield records of ranks."""
     top = '{"schema":"numapin.observed/1","local_rank":0,"restart":0,"pid":1,"start":1,"host":"h","applied":{%s}}'
     yield "record", pad(count('"#":[{}]'), top)
 
@@ -423,98 +354,84 @@ def root_cases() -> Iterator[tuple[str, str]]:
         shutil.rmtree("root")
 
 
+def put(root: Path, texts: Mapping[str, str]) -> None:
+    """Write files, and the folders in which they are."""
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="ascii")
+
+
+def link(folder: Path, names: Iterable[object], target: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / str(name)).symlink_to(target)
+
+
 def small_capture(root: Path, online: str = "0-3") -> None:
-    """Write a capture of four CPUs."""
     for cpu in range(4):
         (root / f"sys/devices/system/cpu/cpu{cpu}").mkdir(parents=True)
-    (root / "sys/devices/system/cpu/online").write_text(f"{online}\n", encoding="ascii")
+    put(root, {"sys/devices/system/cpu/online": f"{online}\n"})
 
 
 def process_capture(
     root: Path, *, mounts: str = "", cpuset: str = "", cgroup: str = "", status: str = "", online: str = "0-3"
 ) -> None:
-    """Write a capture with files of a process."""
     small_capture(root, online)
     (root / "proc/self").mkdir(parents=True)
     texts = {"mounts": mounts, "self/cpuset": cpuset, "self/cgroup": cgroup, "self/status": status}
-    for name, text in texts.items():
-        if text:
-            (root / "proc" / name).write_text(text, encoding="ascii")
+    put(root / "proc", {name: text for name, text in texts.items() if text})
 
 
 def pci_device(root: Path, address: str, device_class: str, vendor: str) -> None:
-    """Write a PCI device."""
-    at = root / "sys/bus/pci/devices" / address
-    at.mkdir(parents=True)
-    (at / "class").write_text(f"{device_class}\n", encoding="ascii")
-    (at / "vendor").write_text(f"{vendor}\n", encoding="ascii")
+    put(root / "sys/bus/pci/devices" / address, {"class": f"{device_class}\n", "vendor": f"{vendor}\n"})
 
 
 def kfd_capture(root: Path, *, num_links: int, padding: int = 0) -> None:
     """Write a KFD of 1280 nodes that are one folder, with links to one file."""
     small_capture(root)
     pci_device(root, "0000:01:00.0", "0x120000", "0x1002")
-    one, link = root / "one", root / "link"
-    (one / "io_links").mkdir(parents=True)
-    link.mkdir()
-    nodes = root / "sys/class/kfd/kfd/topology/nodes"
-    nodes.mkdir(parents=True)
-    (one / "gpu_id").write_text("1\n", encoding="ascii")
     lines = "a 1\n" * (padding // 4)
-    (one / "properties").write_text(f"location_id 256\n{lines}", encoding="ascii")
-    (link / "properties").write_text(f"type 11\nnode_to 1\n{lines}", encoding="ascii")
-    for number in range(num_links):
-        (one / "io_links" / str(number)).symlink_to("/link")
-    for number in range(1280):
-        (nodes / str(number)).symlink_to("/one")
+    put(root / "one", {"gpu_id": "1\n", "properties": f"location_id 256\n{lines}"})
+    put(root / "link", {"properties": f"type 11\nnode_to 1\n{lines}"})
+    link(root / "one/io_links", range(num_links), "/link")
+    link(root / "sys/class/kfd/kfd/topology/nodes", range(1280), "/one")
 
 
 def interface_capture(root: Path) -> None:
     """Write many interfaces that are not on PCI, each of which is a link to one folder."""
     small_capture(root)
-    net = root / "sys/class/net"
-    net.mkdir(parents=True)
-    (root / "one").mkdir()
-    (root / "one/type").write_text("1\n", encoding="ascii")
-    for number in range(20_000):
-        (net / f"e{number}").symlink_to("/one")
+    put(root, {"one/type": "1\n"})
+    link(root / "sys/class/net", (f"e{number}" for number in range(20_000)), "/one")
 
 
 def pci_capture(root: Path) -> None:
     """Write many GPUs, each of which is a link to one folder with many names."""
     small_capture(root)
     pci_device(root, "one", "0x038000", "0x8086")
+    devices = root / "sys/bus/pci/devices"
+    link(devices, (pci_bus(number + 256) for number in range(5_000)), "one")
     for number in range(5_000):
-        (root / "sys/bus/pci/devices" / pci_bus(number + 256)).symlink_to("one")
-        (root / f"sys/bus/pci/devices/one/tile{number}").touch()
+        (devices / f"one/tile{number}").touch()
 
 
 def driver_capture(root: Path) -> None:
     """Write many GPUs of NVIDIA's driver whose information is one long file."""
     small_capture(root)
     pci_device(root, "one", "0x030200", "0x10de")
-    gpus = root / "proc/driver/nvidia/gpus"
-    gpus.mkdir(parents=True)
-    (root / "one").mkdir()
-    (root / "one/information").write_text("Model: x\n" * 100_000, encoding="ascii")
-    for number in range(1_000):
-        (root / "sys/bus/pci/devices" / pci_bus(number)).symlink_to("one")
-        (gpus / pci_bus(number)).symlink_to("/one")
+    put(root, {"one/information": "Model: x\n" * 100_000})
+    addresses = [pci_bus(number) for number in range(1_000)]
+    link(root / "sys/bus/pci/devices", addresses, "one")
+    link(root / "proc/driver/nvidia/gpus", addresses, "/one")
 
 
 def winding_capture(root: Path, num_cpus: int) -> None:
     """Write a capture in which each CPU's files lie behind 38 links, each of which winds through 800 folders."""
-    cpu, ends, one = root / "sys/devices/system/cpu", root / "t", root / "one/topology"
-    for folder in (cpu, ends, one, root / "a"):
-        folder.mkdir(parents=True)
-    (cpu / "online").write_text(f"0-{num_cpus - 1}\n", encoding="ascii")
-    (ends / "l0").write_text("0\n", encoding="ascii")
+    (root / "a").mkdir(parents=True)
+    put(root, {"sys/devices/system/cpu/online": f"0-{num_cpus - 1}\n", "t/l0": "0\n"})
     for n in range(38):
-        (ends / f"l{n + 1}").symlink_to(f"/{'a/../' * 800}t/l{n}")
-    for name in ("thread_siblings_list", "package_cpus_list", "physical_package_id"):
-        (one / name).symlink_to("/t/l38")
-    for n in range(num_cpus):
-        (cpu / f"cpu{n}").symlink_to("/one")
+        link(root / "t", [f"l{n + 1}"], f"/{'a/../' * 800}t/l{n}")
+    link(root / "one/topology", ("thread_siblings_list", "package_cpus_list", "physical_package_id"), "/t/l38")
+    link(root / "sys/devices/system/cpu", (f"cpu{n}" for n in range(num_cpus)), "/one")
 
 
 VIEWS: Final = (
@@ -531,10 +448,7 @@ READERS: Final = {**dict.fromkeys(("json", "xml", "root"), _DISCOVER), "trace": 
 
 
 def main() -> None:
-    """Run the cases of the kinds in argv[2:] in the folder argv[1].
-
-    "KIND CASE" runs only this case.
-    """
+    """Run the cases of the kinds in argv[2:] in the folder argv[1]."""
     if most := int(os.environ.get("HOSTILE_ADDRESS_SPACE", "0")):
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.chdir(sys.argv[1])
@@ -604,10 +518,7 @@ def read_once(module: str, reader: str) -> list[resource.struct_rusage]:
 
 
 def answer(name: str, words: list[str], size: int, *, reading: resource.struct_rusage | None = None) -> str:
-    """Run one command in a child of this process, print its outcome, time and peak memory, and return the outcome.
-
-    `reading` is what the process has used to read the command's input.
-    """
+    """Run one command in a child of this process, print its outcome, time and peak memory, and return the outcome."""
     told, end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -624,7 +535,6 @@ def answer(name: str, words: list[str], size: int, *, reading: resource.struct_r
 
 
 def tell(name: str, came: str, size: int, used: Sequence[resource.struct_rusage]) -> None:
-    """Print an answer."""
     seconds, peak_mb = sum(one.ru_utime + one.ru_stime for one in used), max(one.ru_maxrss for one in used) / 1024
     print(json.dumps([name, came, round(seconds, 2), round(peak_mb), size]), flush=True)  # noqa: T201
 

@@ -33,18 +33,15 @@ HOSTILE = (
 
 
 def parsed(svg: str) -> ET.Element:
-    """Parse an SVG document that numapin wrote."""
     return ET.fromstring(svg)  # noqa: S314 - not from outside
 
 
 def golden_machine(name: str) -> Topology:
-    """Return the golden topology of a machine in tests/machines."""
     golden = json.loads((HERE / "golden" / f"{name}.json").read_text())
     return Topology.from_json(json.dumps(golden["topology"]))
 
 
 def many_nics(num_nics: int = 16) -> Topology:
-    """Return a machine with 8 GPUs and many NICs that have a verbs name and a network name each."""
     machine = Topology.from_json(read_example("example:dgx-h100"))
     names = [(f"mlx5_{i}", f"ib{i}") for i in range(num_nics)]
     nics = [
@@ -59,7 +56,6 @@ def many_nics(num_nics: int = 16) -> Topology:
 
 
 def snc4() -> Topology:
-    """Return two packages with sub-NUMA clustering: four nodes share each package's L3 cache."""
     machine = grid(packages=2, nodes=4, cores=4)
     cores = tuple(replace(core, l3=0 if core.package == 0 else 16) for core in machine.cores)
     return replace(machine, cores=cores)
@@ -67,8 +63,6 @@ def snc4() -> Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """A rectangle on the page, and the name of its box or text."""
-
     what: str
     left: float
     top: float
@@ -76,14 +70,12 @@ class Area:
     bottom: float
 
     def meets(self, other: Area) -> bool:
-        """Return whether the two share more than an edge."""
         return (
             min(self.right, other.right) - max(self.left, other.left) > _TOLERANCE
             and min(self.bottom, other.bottom) - max(self.top, other.top) > _TOLERANCE
         )
 
     def holds(self, other: Area) -> bool:
-        """Return whether the other lies inside."""
         return (
             other.left >= self.left - _TOLERANCE
             and other.top >= self.top - _TOLERANCE
@@ -150,17 +142,14 @@ def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
 
 
 def keys(box: Box, *kinds: BoxKind) -> list[str]:
-    """Return the keys of all boxes of these kinds, in drawing order."""
     return [part.key for part in boxes(box) if part.kind in kinds]
 
 
 def boxes(box: Box) -> list[Box]:
-    """Return the box and all boxes inside, in drawing order."""
     return [part for part, _, _ in box.walk()]
 
 
 def assert_drawn_once(picture: Picture, topology: Topology) -> None:
-    """Assert that each core, CPU, GPU and NIC is exactly one box."""
     drawn = sorted(part.key for part in boxes(picture.box) if part.kind in ("core", "cpu", "gpu", "nic") and part.key)
     assert drawn == sorted(
         (

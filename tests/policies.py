@@ -37,7 +37,6 @@ def allowing(page: str, *scripts: str) -> str:
 
 
 def without_policy(page: str) -> str:
-    """Remove the policy."""
     return _POLICY.sub("", page)
 
 

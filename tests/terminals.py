@@ -36,14 +36,11 @@ _LIVE = re.compile(r"\x1b\[(?:\?25[lh]|\?1049[lh]|1A|2[JK]|[0-9]{1,2};1H|J)|\r(?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The output of a command on its terminal, and its exit status."""
-
     status: int
     raw: bytes
 
     @property
     def text(self) -> str:
-        """Return the text without colors."""
         return _STYLE.sub("", self.raw.decode(errors="replace"))
 
     def problems(self, *, live: bool = False) -> list[str]:
@@ -64,10 +61,7 @@ def on_terminal(
     cwd: Path | None = None,
     typed: Callable[[bytes], bytes] = lambda _: b"",
 ) -> Shown:
-    """Run a command on its own terminal, in the environment with `changes`.
-
-    `typed` receives the output so far, and returns the keys to type.
-    """
+    """Run a command on its own terminal, in the environment with `changes`."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
     environ = environment(**{"TERM": "xterm", "PYTHONUTF8": "1", **(changes or {})})

@@ -1,8 +1,4 @@
-"""Waiting for other processes and threads, so that no test depends on the speed of this machine.
-
-Comes in: a condition and a time limit, or a process id. Goes out: the condition's last result, or whether the process
-has ended. A test asserts the result and gives the reason: `assert wait_until(...), why`.
-"""
+"""Waiting for other processes and threads, so that no test depends on the speed of this machine."""
 
 from __future__ import annotations
 

@@ -38,8 +38,6 @@ def _become(module: str) -> NoReturn:
 
 
 class _Subprocess:
-    """The module subprocess with that Popen."""
-
     PIPE = subprocess.PIPE
     TimeoutExpired = subprocess.TimeoutExpired
     Popen = _Fork

@@ -1,9 +1,7 @@
 """A process that has torch and numapin imported, or other modules, and runs each command line in a fork of itself.
 
-Importing torch takes 1.5 s of CPU time, and most tests of this folder would start by importing it. Input: a module or
-a script, its arguments, environment and folder. Output: exit status, stdout and stderr, as from a new process. Settings
-that Python, the linker and torch read at start-up cannot be changed later: `Forker.fits` says whether a command line
-may run here. Tests of numapin's own start-up use new processes.
+Importing torch takes 1.5 s of CPU time. Settings that Python, the linker and torch read at start-up cannot be changed
+later: `Forker.fits` says whether a command line may run here. Tests of numapin's own start-up use new processes.
 
 A request is one message: the command line as JSON, its stdin, stdout and stderr, and a socket for the answer, which is
 the fork's process id and then its exit status. If the other end of that socket is closed earlier, the fork is killed.
@@ -81,7 +79,6 @@ class CommandLine:
     cpus: Sequence[int] = ()
 
     def run(self) -> NoReturn:
-        """Become it."""
         if self.cpus:
             os.sched_setaffinity(0, self.cpus)
         if self.new_session:
@@ -90,19 +87,11 @@ class CommandLine:
         os.environ.clear()
         os.environ.update(self.environ)
         tempfile.tempdir = None
-        if self.module.endswith(".py"):
-            self._run_script()
-        self._run_module()
-
-    def _run_script(self) -> NoReturn:
-        """Run a script, which ends as Python does, because its end may matter."""
-        sys.path[0] = str(Path(self.module).parent)
-        sys.argv = [self.module, *self.arguments]
-        runpy.run_path(self.module, run_name="__main__")
-        sys.exit()
-
-    def _run_module(self) -> NoReturn:
-        """Run a module."""
+        if self.module.endswith(".py"):  # it ends as Python does, because its end may matter
+            sys.path[0] = str(Path(self.module).parent)
+            sys.argv = [self.module, *self.arguments]
+            runpy.run_path(self.module, run_name="__main__")
+            sys.exit()
         sys.path[0] = self.cwd
         sys.argv = ["-m", *self.arguments]
         sys.modules.pop(self.module, None)
@@ -123,7 +112,6 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, None if the command still runs."""
         if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
             self.returncode = self._read_number()
             self._answer.close()
@@ -144,34 +132,28 @@ class Forked:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the command has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 class Forker:
-    """A handle of the process, which ends with this object or with the process that made it.
+    """A handle of the process, which ends with this object or with the process that made it."""
 
-    The modules that it has imported are those of the launchers, unless others are given. If `address` is given, which
-    is a path, the scripts of `client` can send requests to it.
-    """
-
-    def __init__(
-        self, environ: Mapping[str, str], imported: Sequence[str] = _IMPORTED, address: str | None = None
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], imported: Sequence[str] = _IMPORTED) -> None:
         self._start = _start(environ)
-        self._address = address
-        self._socket, theirs = _connected(address)
+        self._folder = tempfile.TemporaryDirectory(prefix="np-forker-")
+        self._address = str(Path(self._folder.name, "s"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-        with theirs:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs:
+            theirs.bind(self._address)
+            self._socket.connect(self._address)
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno()), *imported],
                 env=environ,
@@ -209,7 +191,6 @@ class Forker:
         return status, output.decode(), complaints.decode()
 
     def start(self, command: CommandLine, *, out: int, err: int) -> Forked:
-        """Start a command in a fork with these files as stdout and stderr."""
         answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         message = json.dumps(asdict(command)).encode()
         with theirs, open(os.devnull, "rb") as nothing:  # noqa: PTH123 - as subprocess does
@@ -217,19 +198,9 @@ class Forker:
         return Forked(answer)
 
     def close(self) -> None:
-        """End the process."""
         self._socket.close()
         self._process.communicate()
-
-
-def _connected(address: str | None) -> tuple[socket.socket, socket.socket]:
-    """Return a socket, and the one that receives its messages, and those to the address if one is given."""
-    if address is None:
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    ours, theirs = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
-    theirs.bind(address)
-    ours.connect(address)
-    return ours, theirs
+        self._folder.cleanup()
 
 
 def _start(environ: Mapping[str, str]) -> tuple[dict[str, str], set[int]]:
@@ -239,7 +210,6 @@ def _start(environ: Mapping[str, str]) -> tuple[dict[str, str], set[int]]:
 
 
 def _read(pipes: Sequence[int], limit_s: float) -> list[bytes]:
-    """Return the output of each pipe, until all are closed or the time is up."""
     read = dict.fromkeys(pipes, b"")
     end = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
@@ -269,7 +239,6 @@ def _stack() -> list[inspect.FrameInfo]:
 
 
 def main() -> None:
-    """Do the slow imports, and fork for each command line that arrives."""
     gc.disable()
     for module in sys.argv[2:]:
         importlib.import_module(module)
@@ -295,7 +264,6 @@ def main() -> None:
 
 
 def _fork(files: Sequence[int], answer: socket.socket) -> None:
-    """Return in a fork that has these as stdin, stdout and stderr; in the parent, wait for it and answer."""
     pid = os.fork()
     if pid:
         for descriptor in (*range(3), *files):

@@ -1,8 +1,4 @@
-"""Data sets and checks that tests of the loader on a GPU share.
-
-Input: nothing, or a loader. Output: data sets whose samples identify themselves, iterators whose batches come through
-the ring, and checks of batches.
-"""
+"""Data sets and checks that tests of the loader on a GPU share."""
 
 from __future__ import annotations
 
@@ -36,6 +32,11 @@ needs_gpu = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),  # Python 3.12: forks beside threads
 ]
+uses_gpu = [*needs_gpu, pytest.mark.usefixtures("cuda_is_in_use")]  # for tests that use it in this process
+
+cuda: Any = torch.cuda  # torch's streams have no type annotations
+HOST: dict[str, Any] = {"pin_memory": True}
+DEVICE: dict[str, Any] = {"device": "cuda"}
 
 
 class Filled(Dataset[torch.Tensor]):
@@ -45,16 +46,13 @@ class Filled(Dataset[torch.Tensor]):
         self.size, self.num_elements = size, num_bytes // 4
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self.size
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Return sample `index`."""
         return torch.full((self.num_elements,), index, dtype=torch.int32)
 
 
 def is_right(batch: torch.Tensor, number: int) -> bool:
-    """Return whether this is batch `number` of `Filled`, on any device."""
     samples = torch.arange(number * BATCH, (number + 1) * BATCH, dtype=torch.int32, device=batch.device)
     return bool((batch == samples[:, None]).all())
 
@@ -76,7 +74,6 @@ def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iter
 
 
 def lies_in_slot(loader: Any, tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory is in a slot of the loader."""
     slots = loader._numapin_path.slots()
     return any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in slots)
 
@@ -96,7 +93,6 @@ def assert_no_error_is_pending() -> None:
 
 
 def run_program(scene: str, argument: str, environment: dict[str, str] | None = None) -> str:
-    """Run a scene of gpu_program and return its output; fail if it fails."""
     command = [sys.executable, "-m", "tests.integration.gpu_program", scene, argument]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

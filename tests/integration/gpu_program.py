@@ -1,7 +1,4 @@
-"""Programs that tests on a GPU run: python -m tests.integration.gpu_program SCENE ARGUMENT.
-
-Input: the scene to run. Output: a line on stdout, which the test reads.
-"""
+"""Programs that tests on a GPU run: python -m tests.integration.gpu_program SCENE ARGUMENT."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import sys
 import time
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -36,12 +33,8 @@ from tests.integration.seam import PINNED
 from tests.integration.seam_torch import forking, opening, quarantine
 from tests.waiting import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 def say(line: str) -> None:
-    """Print a line at once."""
     print(line, flush=True)  # noqa: T201 - what the test reads
 
 
@@ -101,7 +94,6 @@ def vanish(what: str) -> None:
 
 
 def limited(kind: str) -> None:
-    """Load with `ulimit -l 64`, on the device or in host memory; print the result as JSON."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
     torch.ones(1, device="cuda")
     options: dict[str, Any] = {"device": "cuda"} if kind == "device" else {"pin_memory": True}
@@ -136,23 +128,24 @@ def use(way: str, **options: Any) -> list[Any]:
 
 
 def collect(_worker: int = 0) -> None:
-    """Collect garbage, in a worker."""
     gc.collect()
 
 
 def drop(held: list[Any]) -> None:
-    """Drop in a child all that it inherited."""
     held.clear()
     gc.collect()
 
 
+def status_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def fork_and_collect(held: list[Any]) -> int:
-    """Fork a child that drops all, collects and ends at once."""
     pid = os.fork()
     if pid == 0:
         drop(held)
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status_of(pid)
 
 
 def fork_and_end(held: list[Any]) -> int:
@@ -161,11 +154,10 @@ def fork_and_end(held: list[Any]) -> int:
     if pid == 0:
         vars(sys.modules[__name__])["inherited"] = held
         sys.exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status_of(pid)
 
 
 def start_process(held: list[Any]) -> int | None:
-    """Start a process by multiprocessing's fork."""
     process = multiprocessing.get_context("fork").Process(target=drop, args=(held,))
     process.start()
     process.join()
@@ -173,19 +165,17 @@ def start_process(held: list[Any]) -> int | None:
 
 
 def start_torchs_workers(_: list[Any]) -> int:
-    """Use torch's own loader, whose workers collect garbage; return the number of wrong batches."""
     return len(wrong_ones(list(DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)), 0))
 
 
 def start_own_workers(_: list[Any]) -> int:
-    """Fork a child that loads with workers of its own, in host memory."""
     pid = os.fork()
     if pid == 0:
         torch.set_num_threads(1)  # GNU's OpenMP hangs in a forked child with more
         wrong = wrong_ones(list(numapin.DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)), 0)
         gc.collect()
         os._exit(len(wrong))
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status_of(pid)
 
 
 CHILDREN = (fork_and_collect, fork_and_end, start_process, start_torchs_workers, start_own_workers)
@@ -232,25 +222,14 @@ def validate(_: str) -> None:
 
 
 def garbage(place: str) -> None:
-    """Print what each way of using a loader leaves as garbage in cycles."""
     options: dict[str, Any] = {"device": "cuda"} if place == "device" else {"pin_memory": True}
     torch.empty(1, device="cuda")
     ways = ("whole", "broken off", "kept", "persistent", "in the middle")
     say(json.dumps({way: left_by(lambda way=way: use(way, **options)) for way in ways}))  # type: ignore[misc]
 
 
-SCENES: dict[str, Callable[[str], None]] = {
-    "train": train,
-    "capture": capture,
-    "vanish": vanish,
-    "limited": limited,
-    "fork": fork,
-    "unguarded": unguarded,
-    "keep": keep,
-    "validate": validate,
-    "garbage": garbage,
-}
+SCENES = (train, capture, vanish, limited, fork, unguarded, keep, validate, garbage)
 
 if __name__ == "__main__":
     with moving() if "FAKE_CUDA_CHILD_ABORTS" in os.environ else nullcontext():
-        SCENES[sys.argv[1]](sys.argv[2])
+        {scene.__name__: scene for scene in SCENES}[sys.argv[1]](sys.argv[2])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.integration.launching import environment, script
+from tests.integration.forking import CommandLine
+from tests.integration.launching import environment, script, start
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ thread = threading.Thread(target=end.wait)
 thread.start()
 for cpu in sys.argv[3:]:
     os.sched_setaffinity(thread.native_id, {int(cpu)})
-open(sys.argv[1] + os.environ.get("LOCAL_RANK", ""), "w").close()
+open(sys.argv[1] + os.environ["LOCAL_RANK"], "w").close()
 while not os.path.exists(sys.argv[2]) or '"holds": null' in open(sys.argv[2]).read():
     time.sleep(0.05)
 end.set()
@@ -42,21 +42,23 @@ while not os.path.exists(sys.argv[2]):
 
 @contextmanager
 def staying_job(
-    folder: Path, *command: str, moved_to: int | None = None, num_ranks: int = 0, job_script: str = JOB
+    folder: Path, *options: str, num_ranks: int = 1, job_script: str = JOB, moved_to: int | None = None, **changes: str
 ) -> Iterator[int]:
-    """Run the job, yield the process id of the command once all ranks are running, and end the job after the body."""
-    arguments = [script(folder, job_script), str(folder / "ready"), str(folder / "end")]
-    moved = [] if moved_to is None else [str(moved_to)]
-    with subprocess.Popen(
-        [*command, *arguments, *moved], env=environment(NUMAPIN_RUN_DIR=str(folder / "runs")), stderr=subprocess.PIPE
-    ) as job:
-        try:
-            names = [f"ready{rank}" for rank in range(num_ranks)] or ["ready"]
-            ready = wait_until(
-                lambda: job.poll() is not None or all((folder / name).exists() for name in names), limit_s=120
-            )
-            assert (ready, job.poll()) == (True, None)
-            yield job.pid
-        finally:
-            (folder / "end").touch()
-            job.communicate()
+    """Run the job below `numapin run`; yield the launcher's process id once all ranks run; end it after the body."""
+    words = [script(folder, job_script), str(folder / "ready"), str(folder / "end")]
+    words += [] if moved_to is None else [str(moved_to)]
+    line = CommandLine(
+        module="numapin",
+        arguments=["run", "--nproc-per-node", str(num_ranks), *options, *words],
+        environ=environment(NUMAPIN_RUN_DIR=str(folder / "runs"), **changes),
+        cwd=str(folder),
+    )
+    job = start(line, err=folder / "err", fork=True)
+    try:
+        marks = [folder / f"ready{rank}" for rank in range(num_ranks)]
+        assert wait_until(lambda: job.poll() is not None or all(mark.exists() for mark in marks), limit_s=120)
+        assert job.poll() is None, (folder / "err").read_text()
+        yield job.pid
+    finally:
+        (folder / "end").touch()
+        job.wait()

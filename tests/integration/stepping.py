@@ -1,7 +1,6 @@
 """A stand-in for torch with only what `numapin compare` counts: optimizers that step, and loaders that return batches.
 
-Comes in: a script's folder, from which Python imports `torch` before the installed one. Goes out: scripts in it that
-start in 0.05 s instead of 1.5 s. Tests of what is counted, and of launchers, use the real torch.
+Scripts beside it start in 0.05 s instead of 1.5 s. Tests of what is counted, and of launchers, use the real torch.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def training_script(folder: Path) -> str:
 
 
 def script_with_stand_in(folder: Path, text: str) -> str:
-    """Write a script, and the stand-in beside it, into a new folder in `folder`."""
     place = folder / "stepping"
     for name, module in _MODULES.items():
         path = place / "torch" / f"{name}.py"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
@@ -55,15 +55,12 @@ for line in sys.stdin:
 
 
 class _Worker:
-    """A process to attach to, and its children."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout
         self._process = process
         self.pid, self.children = process.pid, [int(process.stdout.readline())]
 
     def start_more(self) -> None:
-        """Make the process start a thread and a child."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write("\n")
@@ -71,7 +68,6 @@ class _Worker:
         self.children.append(int(self._process.stdout.readline()))
 
     def cpus(self) -> set[frozenset[int]]:
-        """Return the CPUs of all threads of the process and its children."""
         return {frozenset(cpus) for pid in (self.pid, *self.children) for cpus in thread_cpus(pid)}
 
 
@@ -157,81 +153,66 @@ class TestBind:
         assert json.loads(verified.stdout)["ranks"][0]["requested"]["gpu"]["index"] == 1
 
 
-@pytest.fixture
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for runs below the test's folder first."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-
-
-def _error(options: list[str]) -> NumapinError | click.ClickException:
-    """Return the error with which the command ends, in this process."""
-    try:
-        commands.main(["attach", *options], standalone_mode=False)
-    except (NumapinError, click.ClickException) as error:
-        return error
-    raise AssertionError(options)
-
-
 @pytest.fixture(scope="module")
 def sleeper() -> Iterator[int]:
-    """Give a process without a rank."""
     with subprocess.Popen(["sleep", "600"], env=environment()) as process:
         yield process.pid
         process.kill()
 
 
-class TestWrongInput:
-    """One clear error, and nothing is changed."""
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--pid", "9" * 30], "there is no process"),
+        (["--pid", "1"], "process 1 is the first process of this host or container"),
+        (["--pid", "{pid},4194305"], "there is no process 4194305"),
+        (["--pid", "{pid}"], "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
+        (["--pid", "{pid}", "--gpu", "7"], "no GPU matches '7'"),
+        (["--job", "x"], "no active run is named x"),
+        (["--job", "x", "--gpu", "0"], "--gpu works only with --pid"),
+        (["--job", "x", "--no-smt"], "binding options work only with --pid; a run has a plan of its own"),
+        (["--pid", "{pid}", "--bind", "none"], "none"),
+    ],
+)
+def test_wrong_input(
+    options: list[str], told: str, sleeper: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names what was given, and what to do; nothing is changed."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where runs are looked for first
+    line = [option.format(pid=sleeper) for option in options]
+    with pytest.raises((NumapinError, click.ClickException)) as caught:
+        commands.main(["attach", *line], standalone_mode=False)
+    error: Any = caught.value
+    assert error.exit_code == 2
+    assert told.format(pid=sleeper) in error.message
+    assert getattr(error, "hint", "of click")
+    assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
 
-    @pytest.mark.parametrize(
-        ("options", "status", "told"),
-        [
-            (["--pid", "9" * 30], 2, "there is no process"),
-            (["--pid", "1"], 2, "process 1 is the first process of this host or container"),
-            (["--pid", "{pid},4194305"], 2, "there is no process 4194305"),
-            (["--pid", "{pid}"], 2, "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
-            (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
-            (["--job", "x"], 2, "no active run is named x"),
-            (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
-            (["--job", "x", "--no-smt"], 2, "binding options work only with --pid; a run has a plan of its own"),
-            (["--pid", "{pid}", "--bind", "none"], 2, "none"),
-        ],
-    )
-    @pytest.mark.usefixtures("own_places")
-    def test_status(self, options: list[str], status: int, told: str, sleeper: int) -> None:
-        """The error names what was given, and what to do."""
-        line = [option.format(pid=sleeper) for option in options]
-        error = _error(line)
-        assert error.exit_code == status
-        assert told.format(pid=sleeper) in error.message
-        assert getattr(error, "hint", "of click")
-        assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
 
-    def test_thread(self) -> None:
-        """The number of a thread is not a process id; the error names its process."""
-        with _worker() as worker:
-            tids = [int(path.name) for path in Path(f"/proc/{worker.pid}/task").iterdir()]
-            tid = min(tid for tid in tids if tid != worker.pid)
-            done = _attach("--pid", str(tid))
-        assert (done.status, done.out) == (2, "")
-        assert f"{tid} is a thread of process {worker.pid}" in done.err
+def test_the_number_of_a_thread() -> None:
+    """The number of a thread is not a process id; the error names its process."""
+    with _worker() as worker:
+        tids = [int(path.name) for path in Path(f"/proc/{worker.pid}/task").iterdir()]
+        tid = min(tid for tid in tids if tid != worker.pid)
+        done = _attach("--pid", str(tid))
+    assert (done.status, done.out) == (2, "")
+    assert f"{tid} is a thread of process {worker.pid}" in done.err
 
-    @needs_root
-    def test_other_users(self) -> None:
-        """Neither a user nor root changes other users' processes."""
-        as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        command = [*as_nobody, sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(**RANK)) as process:
-            assert process.stdout
-            process.stdout.readline()
-            line = ("--pid", str(process.pid), *EXCLUSIVE)
-            refused = _attach(*line)
-            of_root = call(*as_nobody, *NUMAPIN, "attach", "--pid", str(os.getpid()))
-            before = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
-            after = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
-            process.kill()
-        assert (refused.status, of_root.status, before) == (3, 3, {ALL})
-        assert f"process {process.pid} belongs to another user (uid 65534)" in refused.err
-        assert "run this as that user" in refused.err
-        assert "run this as that user" in of_root.err
-        assert after == before
+
+@needs_root
+def test_other_users() -> None:
+    """Neither a user nor root changes other users' processes."""
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    command = [*as_nobody, sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(**RANK)) as process:
+        assert process.stdout
+        process.stdout.readline()
+        line = ("--pid", str(process.pid), *EXCLUSIVE)
+        refused = _attach(*line)
+        of_root = call(*as_nobody, *NUMAPIN, "attach", "--pid", str(os.getpid()))
+        cpus = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
+        process.kill()
+    assert (refused.status, of_root.status, cpus) == (3, 3, {ALL})
+    assert f"process {process.pid} belongs to another user (uid 65534)" in refused.err
+    assert "run this as that user" in refused.err
+    assert "run this as that user" in of_root.err

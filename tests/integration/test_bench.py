@@ -74,7 +74,7 @@ def test_table_and_what_was_skipped() -> None:
     assert lines[-1].endswith("cannot tell: numapin-device and torch were not both measured")
 
 
-@pytest.mark.parametrize("words", ["transfer", "overlap", "loader --cases 38MB --peers torch"])
+@pytest.mark.parametrize("words", ["transfer", "loader --cases 38MB --peers torch"])
 def test_without_a_gpu_nothing_is_measured(words: str, tmp_path: Path) -> None:
     """The status is 1, with the reason and the benchmarks that would run; the report is still written."""
     path = tmp_path / "report.json"
@@ -98,10 +98,7 @@ def test_a_file_that_cannot_be_written_is_reported_at_once(tmp_path: Path) -> No
 
 
 def test_a_signal_keeps_what_was_measured(tmp_path: Path) -> None:
-    """Table and JSON are marked as partial, the status is the signal's, and the workers have ended.
-
-    Until then, stderr shows the progress and the time that is left, if it is a terminal.
-    """
+    """Table and JSON are marked as partial, the status is the signal's, and the workers have ended."""
     report = tmp_path / "alloc.json"
     options = ("--sizes", "4K", "--samples", "1", "--repeats", "1000000", "--output", str(report))
     master, slave = pty.openpty()

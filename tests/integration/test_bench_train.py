@@ -16,10 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_two_ranks_train_with_every_loader(tmp_path: Path) -> None:
-    """Loaders take turns in the same two ranks; figures count both ranks, and the report ends with a verdict.
-
-    numpy is not needed: the ranks cannot import it.
-    """
+    """Loaders take turns in the same two ranks; figures count both ranks, and the report ends with a verdict."""
     path = tmp_path / "train.json"
     options = ("--quick", "--models", "cnn3d", "--output", str(path))
     variables = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path), "PYTHONPATH": no_compiler(tmp_path)}

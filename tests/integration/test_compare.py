@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,62 +52,57 @@ QUICK = ("--skip", "2", "--steps", "8", "--grace", "20", "--timeout", "100")
 
 
 def compare(*arguments: str, **variables: str) -> Done:
-    """Run the command."""
     folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
     return call(*NUMAPIN, "compare", *QUICK, *arguments, cwd=None, TMPDIR=folder, **variables)
 
 
 def command(path: str, *arguments: object) -> str:
-    """Return a command line for --a or --b."""
     return " ".join([sys.executable, path, *map(str, arguments)])
 
 
 def pids(folder: Path) -> list[int]:
-    """Return the processes that ran the script."""
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
-class TestJobs:
-    """Jobs that are run, measured and stopped."""
+def test_a_slower_command_is_found(tmp_path: Path) -> None:
+    """A script whose steps take eight times as long is slower; the report is written, and every job is stopped."""
+    path = training_script(tmp_path)
+    output = ("--output", str(tmp_path / "out.json"))
+    pair = ("--a", command(path, tmp_path, 0.02), "--b", f"PYTHONPATH=/nowhere {command(path, tmp_path, 0.16)}")
+    done = compare("--repeats", "5", *output, "--logs", str(tmp_path / "logs"), *pair)
+    assert done.status == 0, done.err
+    assert "b is slower" in done.out
+    assert "stopped early" not in done.out
+    report = json.loads((tmp_path / "out.json").read_text())
+    first, second = report["variants"]
+    assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
+    assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (5, "optimizer step", 1)
+    assert second["variables"] == {"PYTHONPATH": "/nowhere"}
+    assert first["figures"].keys() >= {"samples_per_s", "wait_share", "startup_s"}
+    step_s, samples = first["figures"]["step_s"]["median"], first["figures"]["samples_per_s"]["median"]
+    assert step_s > 0.02
+    assert samples == pytest.approx(4 / step_s, rel=0.5)
+    assert all(len(run["steps_s"]) == 8 for variant in report["variants"] for run in variant["runs"])
+    assert len(list((tmp_path / "logs").iterdir())) == 11  # one of them is not counted
+    assert len(pids(tmp_path)) == 11
+    assert all(map(gone, pids(tmp_path)))
 
-    def test_a_slower_command_is_found(self, tmp_path: Path) -> None:
-        """A script whose steps take eight times as long is slower; the report is written, and every job is stopped."""
-        path = training_script(tmp_path)
-        output = ("--output", str(tmp_path / "out.json"))
-        pair = ("--a", command(path, tmp_path, 0.02), "--b", f"PYTHONPATH=/nowhere {command(path, tmp_path, 0.16)}")
-        done = compare("--repeats", "5", *output, "--logs", str(tmp_path / "logs"), *pair)
-        assert done.status == 0, done.err
-        assert "b is slower" in done.out
-        assert "stopped early" not in done.out
-        report = json.loads((tmp_path / "out.json").read_text())
-        first, second = report["variants"]
-        assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
-        assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (5, "optimizer step", 1)
-        assert second["variables"] == {"PYTHONPATH": "/nowhere"}
-        assert first["figures"].keys() >= {"samples_per_s", "wait_share", "startup_s"}
-        step_s, samples = first["figures"]["step_s"]["median"], first["figures"]["samples_per_s"]["median"]
-        assert step_s > 0.02
-        assert samples == pytest.approx(4 / step_s, rel=0.5)
-        assert all(len(run["steps_s"]) == 8 for variant in report["variants"] for run in variant["runs"])
-        assert len(list((tmp_path / "logs").iterdir())) == 11  # one of them is not counted
-        assert len(pids(tmp_path)) == 11
-        assert all(map(gone, pids(tmp_path)))
 
-    def test_launchers_of_an_unmodified_script(self, tmp_path: Path) -> None:
-        """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
-        example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
-        launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
-        words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
-        script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
-        done = compare(*words, PYTHONPATH=str(tmp_path))
-        assert done.status == 0, done.err
-        report = json.loads(done.out)
-        assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2]
-        assert "OMP_NUM_THREADS" in report["variants"][1]["variables"]
-        for variant in report["variants"]:
-            figures = variant["figures"]
-            assert figures["samples_per_s"]["median"] == pytest.approx(32 / figures["step_s"]["median"], rel=0.5)
-            assert 0 < figures["wait_share"]["median"] <= 1
+def test_launchers_of_an_unmodified_script(tmp_path: Path) -> None:
+    """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
+    example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
+    launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
+    words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
+    script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
+    done = compare(*words, PYTHONPATH=str(tmp_path))
+    assert done.status == 0, done.err
+    report = json.loads(done.out)
+    assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2]
+    assert "OMP_NUM_THREADS" in report["variants"][1]["variables"]
+    for variant in report["variants"]:
+        figures = variant["figures"]
+        assert figures["samples_per_s"]["median"] == pytest.approx(32 / figures["step_s"]["median"], rel=0.5)
+        assert 0 < figures["wait_share"]["median"] <= 1
 
 
 class TestFailures:
@@ -135,12 +131,7 @@ class TestFailures:
         assert done.status == 1
         assert done.out == ""
         assert done.err.count("numapin: error:") == 1
-        for words in (
-            "every variant failed",
-            "no such dataset",
-            "stepped once",
-            "--logs",
-        ):
+        for words in ("every variant failed", "no such dataset", "stepped once", "--logs"):
             assert words in done.err
         assert "\n    output of a:\n    no such dataset\n    output of b:\n" in done.err
         for reason in (
@@ -158,10 +149,7 @@ class TestFailures:
         assert "it cannot be started: nowhere-such-program: No such file" in done.err
 
     def test_a_signal_keeps_what_was_measured(self, tmp_path: Path) -> None:
-        """SIGTERM stops the job that runs, and the report of the runs before it is shown and written.
-
-        Under nohup, the end of the terminal's session changes nothing.
-        """
+        """SIGTERM stops the job that runs, and the report of the runs before it is shown and written."""
         path, output = training_script(tmp_path), tmp_path / "out.json"
         pair = [f"--{name}={command(path, tmp_path, 0.02)}" for name in "ab"]
         process = subprocess.Popen(
@@ -194,7 +182,7 @@ class TestFailures:
         assert wait_until(lambda: all(map(gone, pids(tmp_path))), limit_s=60), "no job is left"
 
 
-# Name -> how many steps to measure, and a program.
+# Name -> how many steps to measure, and a program, which runs to its end with the hook.
 PROGRAMS = {
     "evaluates first": (5, """
 model = torch.nn.Linear(8, 8)
@@ -251,57 +239,33 @@ for settings, program in json.loads(sys.argv[1]):
 )
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RankSteps]:
-    """Run each program to its end with the hook, in a fork of one script, and return what it measured."""
-    folder = tmp_path_factory.mktemp("programs")
-    told = {
-        name: StepSettings(folder=str(folder / name), skip=2, steps=n, seconds=60).to_text()
-        for name, (n, _) in PROGRAMS.items()
-    }
-    for name in PROGRAMS:
-        (folder / name).mkdir()
+def test_what_counts_as_a_step(tmp_path: Path) -> None:
+    """In a program with an optimizer, batches are no steps, even many before its first step; in others they are.
+
+    A script that ends early leaves the steps that it made. Neither the workers of a loader, nor a loop beside the first
+    one, add steps; samples are the loop's. Counting a step with one batch takes less than 100 us of CPU time.
+    """
+    told = {}
+    for name, (number, _) in PROGRAMS.items():
+        (tmp_path / name).mkdir()
+        told[name] = StepSettings(folder=str(tmp_path / name), skip=2, steps=number, seconds=60).to_text()
     words = json.dumps([(told[name], program) for name, (_, program) in PROGRAMS.items()])
     variables = steps_environment(told["infers"], environment())
-    done = call(sys.executable, script(folder, FORKS), words, cwd=folder, **variables)
+    done = call(sys.executable, script(tmp_path, FORKS), words, cwd=tmp_path, **variables)
     assert (done.status, done.err) == (0, "")
-    return {name: record_in(folder / name) for name in PROGRAMS}
-
-
-def record_in(folder: Path) -> RankSteps:
-    """Return what the only rank measured."""
-    (path,) = folder.glob("rank-*.json")
-    return read_record(RankSteps, path.read_text(), source=path.name, hint="", schema=SCHEMA)
-
-
-@pytest.mark.xdist_group("counted steps")  # the programs run once
-class TestSteps:
-    """Optimizer steps and batches as units of a step."""
-
-    def test_an_evaluation_before_the_training_is_not_measured(self, measured: dict[str, RankSteps]) -> None:
-        """In a program with an optimizer, batches are not steps, even if many come before its first step."""
-        steps = measured["evaluates first"]
-        assert (steps.unit, steps.phase, len(steps.step_ns)) == (StepUnit.OPTIMIZER_STEP, Phase.DONE, 5)
-        assert (steps.num_batches, steps.num_samples) == (5, 20)
-        assert min(steps.step_ns) > 10 * 10**6
-        assert steps.waited_ns < sum(steps.step_ns)
-
-    def test_batches_are_the_steps_of_a_program_without_an_optimizer(self, measured: dict[str, RankSteps]) -> None:
-        """Inference makes a step when it takes a batch; a script that ends early leaves the steps that it made."""
-        steps = measured["infers"]
-        assert (steps.unit, steps.phase, steps.num_seen) == (StepUnit.BATCH, Phase.ENDED, 10)
-        assert len(steps.step_ns) == 8
-
-    def test_workers_and_threads_do_not_count(self, measured: dict[str, RankSteps]) -> None:
-        """Neither the workers of a loader, nor a loop beside the first one, add steps; samples are the loop's."""
-        steps = measured["has workers and threads"]
-        assert len(steps.step_ns) == 5
-        assert steps.num_samples == 20
-        assert min(steps.step_ns) > 10 * 10**6
-
-    def test_the_hook_costs_microseconds(self, measured: dict[str, RankSteps]) -> None:
-        """Counting a step with one batch takes less than 100 us of CPU time, even on a busy machine."""
-        assert measured["is quick"].num_seen == 4000
+    paths = [path for name in PROGRAMS for path in (tmp_path / name).glob("rank-*.json")]
+    read = partial(read_record, RankSteps, source="", hint="", schema=SCHEMA)
+    evaluating, inferring, beside, quick = (read(path.read_text()) for path in paths)
+    found = [(each.unit, each.phase, len(each.step_ns)) for each in (evaluating, inferring, beside)]
+    assert found == [
+        (StepUnit.OPTIMIZER_STEP, Phase.DONE, 5),
+        (StepUnit.BATCH, Phase.ENDED, 8),
+        (StepUnit.OPTIMIZER_STEP, Phase.DONE, 5),
+    ]
+    assert (evaluating.num_batches, evaluating.num_samples, beside.num_samples) == (5, 20, 20)
+    assert min(*evaluating.step_ns, *beside.step_ns) > 10 * 10**6
+    assert evaluating.waited_ns < sum(evaluating.step_ns)
+    assert (inferring.num_seen, quick.num_seen) == (10, 4000)
 
 
 # --- single runs of `numapin compare`: programs that are hard to measure, and what they leave behind -----------------
@@ -322,14 +286,10 @@ def train(num_steps=10**9):
 def run_of(tmp_path: Path, program: str, *, timeout_s: float = 60) -> JobResult:
     """Run a program with the stand-in for torch until it has measured five steps."""
     path = script_with_stand_in(tmp_path, BEGIN + program)
-    options = JobOptions(
-        settings=StepSettings(folder="", skip=2, steps=5, seconds=60),
-        timeout_s=timeout_s,
-        grace_s=5,
-        logs=tmp_path,
-    )
-    command = shlex.join([sys.executable, path])
-    return run_job(own_command(command, option="--a"), options, log_name="log", report=lambda _: None)
+    settings = StepSettings(folder="", skip=2, steps=5, seconds=60)
+    options = JobOptions(settings=settings, timeout_s=timeout_s, grace_s=5, logs=tmp_path)
+    variant = own_command(shlex.join([sys.executable, path]), option="--a")
+    return run_job(variant, options, log_name="log", report=lambda _: None)
 
 
 def test_processes_that_left_the_job_are_stopped(tmp_path: Path) -> None:
@@ -347,18 +307,21 @@ def test_processes_that_left_the_job_are_stopped(tmp_path: Path) -> None:
     assert wait_until(lambda: gone(int((tmp_path / "pid").read_text())), limit_s=60)
 
 
-def test_a_program_that_prepares_data_first_is_measured_when_it_trains(tmp_path: Path) -> None:
-    """A process that only takes batches, and ends, does not take the rank away from the one that trains."""
-    prepare = "from torch.utils.data import DataLoader\nfor batch in DataLoader(range(5), batch_size=4): pass"
-    first = f"subprocess.run([sys.executable, '-c', {prepare!r}], check=True, cwd=sys.path[0])"
-    result = run_of(tmp_path, f"{first}\ntrain()")
+PREPARE = "from torch.utils.data import DataLoader\nfor batch in DataLoader(range(5), batch_size=4): pass"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"subprocess.run([sys.executable, '-c', {PREPARE!r}], check=True, cwd=sys.path[0])\ntrain()",
+        "t = threading.Thread(target=train, args=(3,)); t.start(); t.join(); train()",
+    ],
+    ids=["helper", "thread"],
+)
+def test_a_training_after_something_else_is_measured(tmp_path: Path, program: str) -> None:
+    """A process that only takes batches, or a thread that stepped, and ends, leaves the rank to the one that trains."""
+    result = run_of(tmp_path, program)
     assert (result.failure, result.unit, len(result.steps_s)) == (None, "optimizer step", 5)
-
-
-def test_a_loop_may_move_to_another_thread(tmp_path: Path) -> None:
-    """If the thread that stepped has ended, the steps of the next one count."""
-    result = run_of(tmp_path, "t = threading.Thread(target=train, args=(3,)); t.start(); t.join(); train()")
-    assert (result.failure, len(result.steps_s)) == (None, 5)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +402,6 @@ def test_output_stays_small_and_shows_its_end_without_secrets(tmp_path: Path) ->
 
 
 def put(folder: Path, one: RankSteps) -> None:
-    """Write a rank's file, as the rank does."""
     text = json.dumps({"schema": SCHEMA, **to_json(one)})
     (folder / f"rank-{one.rank}-0.json").write_text(text)
 
@@ -449,7 +411,6 @@ class TestRankFiles:
 
     @staticmethod
     def files(folder: Path, *ranks: RankSteps) -> RankFiles:
-        """Write the ranks' files and read them at time 0."""
         found = RankFiles(folder)
         for one in ranks:
             put(folder, one)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,14 +60,14 @@ def start(choice: str, *arguments: str, cwd: Path, program: str = sys.executable
     return call(program, *arguments, cwd=cwd, **changes)
 
 
-def with_small_torch(folder: Path) -> Path:
+def with_small_torch(folder: Path, content: str = SMALL_TORCH) -> Path:
     """Write a torch that has a DataLoader and nothing else, for scripts in this folder, and return the folder."""
     data = folder / "torch" / "utils" / "data"
     data.mkdir(parents=True)
     for package in (data.parent.parent, data.parent):
         script(package, "", "__init__.py")
-    script(data, "from torch.utils.data.dataloader import DataLoader\n", "__init__.py")
-    script(data, SMALL_TORCH, "dataloader.py")
+    script(data, "from torch.utils.data.dataloader import *\n", "__init__.py")
+    script(data, content, "dataloader.py")
     return folder
 
 
@@ -123,51 +124,41 @@ if importlib.util.find_spec("torchdata"):
 """
 
 
-@pytest.fixture(scope="module")
-def both_choices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
-    """Run BALANCES with each of numapin's ways to give batches to workers."""
-    path = script(tmp_path_factory.mktemp("balances"), BALANCES)
-    choices = ("numapin", "numapin-balanced")
-    return {choice: numapin(*RUN, "--strict", f"--dataloader={choice}", path) for choice in choices}
-
-
-@pytest.fixture(scope="module")
-def a_run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Run ITERATES with the option and return what it prints."""
-    done = numapin(*RUN, "--dataloader=numapin", script(tmp_path_factory.mktemp("iterates"), ITERATES))
-    told = "numapin: dataloader: no process recorded a DataLoader\n"  # the stand-in for `install` records nothing
-    assert (done.status, done.err) == (0, told)
-    return done.out.splitlines()
-
-
 class TestTakingOver:
     """When and where `install` is called."""
 
-    pytestmark = pytest.mark.xdist_group("dataloader runs")  # so that each script runs once
+    def test_processes_of_every_kind(self, tmp_path: Path) -> None:
+        """The hook does nothing while the script imports torch; it then installs once, for all loaders.
 
-    def test_at_the_first_iterator(self, a_run: list[str]) -> None:
-        """The hook does nothing while the script imports torch; it then installs once, for all loaders."""
-        assert a_run[: a_run.index("workers")] == [
+        Workers, forked or anew, start as usual and do not install it, because they iterate no loader; a process of
+        torch.multiprocessing.spawn installs it itself, as ranks of one process do.
+        """
+        done = numapin(*RUN, "--dataloader=numapin", script(tmp_path, ITERATES))
+        told = "numapin: dataloader: no process recorded a DataLoader\n"  # the stand-in for `install` records nothing
+        assert (done.status, done.err) == (0, told)
+        rank, _, others = done.out.partition("workers\n")
+        assert rank.splitlines() == [
             "at start []",
             "loader ['numapin.data.install']",
             "installed",
             *("taken", "[[0, 1], [2, 3]]") * 2,
             "SourceFileLoader set()",
         ]
-
-    def test_workers(self, a_run: list[str]) -> None:
-        """Workers, forked or anew, start as usual and do not install the hook, because they iterate no loader."""
-        assert a_run[a_run.index("workers") + 1 : a_run.index("children")] == ["taken"] * 2
-
-    def test_children_of_torch_multiprocessing(self, a_run: list[str]) -> None:
-        """A process of torch.multiprocessing.spawn installs the hook itself, as ranks of one process do."""
-        assert sorted(a_run[a_run.index("children") + 1 :]) == ["installed", "taken"]
+        workers, _, children = others.partition("children\n")
+        assert (workers.split(), sorted(children.split())) == (["taken"] * 2, ["installed", "taken"])
 
     @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
-    def test_balanced(self, both_choices: dict[str, Done], choice: str) -> None:
-        """With =numapin-balanced, torch's loaders give each batch to the worker that is ready first."""
-        done = both_choices[choice]
-        assert (done.status, done.out) == (0, f"{choice == 'numapin-balanced'}\n"), done.err
+    def test_both_choices(self, tmp_path: Path, choice: str) -> None:
+        """With =numapin-balanced, torch's loaders give each batch to the worker that is ready first.
+
+        Torchdata's loader uses the data path and keeps its state; a line says that its workers take turns.
+        """
+        done = numapin(*RUN, "--strict", f"--dataloader={choice}", script(tmp_path, BALANCES))
+        is_balanced = choice == "numapin-balanced"
+        assert (done.status, done.out) == (0, f"{is_balanced}\n"), done.err
+        if find_spec("torchdata"):
+            assert "numapin: dataloader: 2 loaders, 28 batches by numapin\n" in done.err
+            assert done.err.count("balance=True changes nothing for a StatefulDataLoader") == is_balanced
 
     @pytest.mark.parametrize("options", [[], ["--dataloader", "torch"]], ids=["default", "torch"])
     def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
@@ -235,47 +226,51 @@ class TestTakingOver:
         assert (done.status, done.out.splitlines()) == (0, ["['a', 'b']", "installed", "taken", "2"]), done.err
 
 
-class TestOtherCustomizations:
-    """Other start-up hooks of Python run as they would without numapin."""
+BEFORE, BESIDE = "{0}/lib:lib::", "{0}/nowhere:{0}"
+SITE = "print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n"
 
-    @pytest.mark.parametrize(
-        ("text", "status"),
-        [
-            ("print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n", 0),
-            ("1 / 0", 0),
-            ("import no_such_module", 0),
-            ("raise ImportError('x', name='sitecustomize')", 0),
-            ("import os; os.write(2, b'left'); os._exit(3)", 3),
-        ],
-    )
-    @pytest.mark.parametrize("path", [None, "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
-    def test_its_own(self, tmp_path: Path, text: str, status: int, path: str | None) -> None:
-        """The user's sitecustomize, wherever it is, is itself, and fails or exits as it does without the hook."""
-        (tmp_path / "lib").mkdir()
-        for where in (tmp_path, tmp_path / "lib"):
-            script(where, text, "sitecustomize.py")
-        changes = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
-        ends = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
-        assert ends[0] == ends[1]
-        assert ends[0].status == (status if path else 0)
 
-    def test_after_its_errors_loaders_are_taken_over(self, tmp_path: Path) -> None:
-        """A broken sitecustomize of the user does not disable --dataloader."""
-        script(tmp_path, "1 / 0", "sitecustomize.py")
-        path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
-        done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-        assert (done.status, done.out) == (0, "installed\ntaken\n")
-        assert "ZeroDivisionError" in done.err
+@pytest.mark.parametrize(
+    ("path", "text", "status"),
+    [
+        (None, SITE, 0),
+        (BEFORE, SITE, 0),
+        (BESIDE, SITE, 0),
+        (BEFORE, "1 / 0", 0),
+        (BEFORE, "import no_such_module", 0),
+        (BEFORE, "raise ImportError('x', name='sitecustomize')", 0),
+        (BESIDE, "import os; os.write(2, b'left'); os._exit(3)", 3),
+    ],
+)
+def test_the_users_sitecustomize(tmp_path: Path, path: str | None, text: str, status: int) -> None:
+    """The user's sitecustomize, wherever it is, is itself, and fails or exits as it does without the hook."""
+    (tmp_path / "lib").mkdir()
+    for where in (tmp_path, tmp_path / "lib"):
+        script(where, text, "sitecustomize.py")
+    changes = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
+    ends = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
+    assert ends[0] == ends[1]
+    assert ends[0].status == status
 
-    def test_usercustomize(self, tmp_path: Path) -> None:
-        """The user's usercustomize runs afterwards."""
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        folder = tmp_path / "lib" / version / "site-packages"
-        folder.mkdir(parents=True)
-        script(folder, "print('usercustomize')", "usercustomize.py")
-        for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
-            done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
-            assert (done.out, done.err) == ("usercustomize\n", "")
+
+def test_a_broken_sitecustomize(tmp_path: Path) -> None:
+    """A broken sitecustomize of the user does not disable --dataloader."""
+    script(tmp_path, "1 / 0", "sitecustomize.py")
+    path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
+    done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.status, done.out) == (0, "installed\ntaken\n")
+    assert "ZeroDivisionError" in done.err
+
+
+def test_usercustomize(tmp_path: Path) -> None:
+    """The user's usercustomize runs afterwards."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folder = tmp_path / "lib" / version / "site-packages"
+    folder.mkdir(parents=True)
+    script(folder, "print('usercustomize')", "usercustomize.py")
+    for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
+        done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
+        assert (done.out, done.err) == ("usercustomize\n", "")
 
 
 class TestWhereItCannotWork:
@@ -283,23 +278,13 @@ class TestWhereItCannotWork:
 
     @pytest.mark.parametrize("name", ["", "p\x1b[2Jy\u202e\nnumapin: forged"], ids=ascii)
     def test_interpreter_without_numapin(self, name: str, tmp_path: Path) -> None:
-        """An interpreter without numapin reports that at its first iterator and keeps torch's loader.
-
-        The message is one line of visible characters, whatever the interpreter's name.
-        """
+        """An interpreter without numapin reports that at its first iterator and keeps torch's loader."""
         program = BASE_PYTHON
         if name:
             program = str(tmp_path / name)
             Path(program).symlink_to(BASE_PYTHON)
-        folder = tmp_path / "torch" / "utils" / "data"
-        folder.mkdir(parents=True)
-        loader = (
-            "class DataLoader:\n"
-            "    def _get_iterator(self): return iter('ab')\n"
-            "    def __iter__(self): return self._get_iterator()\n"
-        )
-        script(folder, loader, "dataloader.py")
-        code = "from torch.utils.data.dataloader import DataLoader as D; print(list(D()), list(D()))"
+        with_small_torch(tmp_path)
+        code = "from torch.utils.data.dataloader import DataLoader as D; print(list(D('ab')), list(D('ab')))"
         done = start("numapin", "-c", code, cwd=tmp_path, program=program)
         assert (done.status, done.out) == (0, "['a', 'b'] ['a', 'b']\n")
         (line,) = done.err.splitlines()
@@ -323,9 +308,7 @@ class TestWhereItCannotWork:
     @pytest.mark.parametrize("content", ["def __iter__(self): return iter('ab')", None])
     def test_torch_without_the_hooked_method(self, tmp_path: Path, content: str | None) -> None:
         """A torch whose loader is made differently is left as it is, with a warning."""
-        folder = tmp_path / "torch" / "utils" / "data"
-        folder.mkdir(parents=True)
-        script(folder, f"class DataLoader:\n    {content}\n" if content else "", "dataloader.py")
+        with_small_torch(tmp_path, f"class DataLoader:\n    {content}\n" if content else "")
         code = "import torch.utils.data.dataloader as module; print(list(getattr(module, 'DataLoader', str)()))"
         done = start("numapin", "-c", code, cwd=tmp_path, program=BASE_PYTHON)
         assert (done.status, done.out) == (0, "['a', 'b']\n" if content else "[]\n"), done.err
@@ -389,10 +372,7 @@ class TestAtTheEnd:
     """The line at the end of a run says which loaders used numapin's path, and --strict requires that all did."""
 
     def test_every_kind_of_loader(self, tmp_path: Path) -> None:
-        """One line for two ranks: what took the path, and each reason and place of what did not; status 5.
-
-        One line per job reports the data path; torch's warnings name the user's line, not one of numapin's.
-        """
+        """One line for two ranks: what took the path, and each reason and place of what did not; status 5."""
         path = script(tmp_path, EVERY_KIND)
         (tmp_path / "small").mkdir()
         small = str(with_small_torch(tmp_path / "small"))
@@ -410,17 +390,6 @@ class TestAtTheEnd:
         assert f"{path}:21" in places
         assert [place for place in places if "numapin" in Path(place).parts[-3:]] == []
         assert "sitecustomize" not in done.err
-
-    @pytest.mark.xdist_group("dataloader runs")
-    @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
-    def test_stateful_dataloader(self, both_choices: dict[str, Done], choice: str) -> None:
-        """Torchdata's loader uses the data path and keeps its state; a line says that its workers take turns."""
-        pytest.importorskip("torchdata", reason="no torchdata; type: pip install .[dev]")
-        done = both_choices[choice]
-        assert done.status == 0, done.err
-        assert "numapin: dataloader: 2 loaders, 28 batches by numapin\n" in done.err
-        num_notes = done.err.count("balance=True changes nothing for a StatefulDataLoader")
-        assert num_notes == (choice == "numapin-balanced")
 
     def test_a_job_that_fails(self, tmp_path: Path) -> None:
         """Counts add up over restarts, even of a rank that exits; a line says that a killed rank's are missing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ GPUS = [
 
 
 def _report(*arguments: str, **changes: str) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return status, report, and findings by check."""
     return _read(forked("doctor", "--json", *arguments, cwd=None, **changes))
 
 
@@ -36,18 +34,6 @@ def _read(done: Done) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
     assert done.err == ""
     report = json.loads(done.out)
     return done.status, report, {finding["check"]: finding for finding in report["findings"]}
-
-
-@pytest.mark.alone
-def test_takes_at_most_half_a_second() -> None:
-    """All checks of this machine take at most half a second of CPU time (best of five)."""
-    times_s = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        call(*NUMAPIN, "doctor")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert 0 < min(times_s) < 0.5
 
 
 def test_json_is_the_contract() -> None:
@@ -153,28 +139,14 @@ def test_without_libnuma(tmp_path: Path) -> None:
     assert found["nodes"]["severity"] is not None
 
 
-class TestCaptured:
-    """Machines other than this one."""
-
-    def test_a_cut_off_gpu_is_status_1(self, tmp_path: Path) -> None:
-        """The finding is about the capture; live checks are skipped."""
-        status, report, found = _report("--root", str(machine(tmp_path, "4node-cpuset-3gpu")), OMP_PROC_BIND="spread")
-        assert (status, found["cpuset"]["severity"]) == (1, "error")
-        assert report["source"].startswith("root ")
-        assert found["openmp-affinity"]["what"] == "not checked: needs the running machine, and this is a capture"
-
-    def test_the_remedy_gpu_nodes_works(self, tmp_path: Path) -> None:
-        """With --gpu-nodes, the nodes of all GPUs are known."""
-        root = str(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))
-        pairs = ",".join(f"{index}={index // 4}" for index in range(8))
-        assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
-        assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
-
-    def test_no_color_in_files(self, tmp_path: Path) -> None:
-        """Output that does not go to a terminal has no escape codes and at most 100 columns."""
-        done = forked("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
-        assert "\x1b" not in done.out + done.err
-        assert max(map(len, done.out.splitlines())) <= 100
+def test_the_remedy_gpu_nodes_works(tmp_path: Path) -> None:
+    """With --gpu-nodes, the nodes of all GPUs are known; a GPU that is not here is an error that names it."""
+    root = str(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))
+    pairs = ",".join(f"{index}={index // 4}" for index in range(8))
+    assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
+    assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
+    done = forked("doctor", "--gpu-nodes", "99=0")
+    assert (done.status, "no GPU matches '99'" in done.err, "Traceback" in done.err) == (2, True, False), done.err
 
 
 @pytest.mark.parametrize(("command", "status"), [("doctor", 3), ("topo", 1)])
@@ -185,9 +157,3 @@ def test_an_unexpected_exception_is_no_finding(command: str, status: int, tmp_pa
     assert (done.status, done.out) == (status, "")
     assert done.err.startswith("Traceback (most recent call last):\n")
     assert done.err.endswith("ZeroDivisionError: here\n")
-
-
-def test_a_gpu_that_is_not_here() -> None:
-    """--gpu-nodes with another GPU is an error that names it, without a traceback."""
-    done = forked("doctor", "--gpu-nodes", "99=0")
-    assert (done.status, "no GPU matches '99'" in done.err, "Traceback" in done.err) == (2, True, False), done.err

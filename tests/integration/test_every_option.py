@@ -116,7 +116,7 @@ def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) ->
         file.name: dict(entry.partition("=")[::2] for entry in file.read_text().split("\0"))
         for file in (place / "ranks").iterdir()
     }
-    files = [path for path in (place / "logs").rglob("*.log") if path.stat().st_size]
+    files = (place / "logs").rglob("*.log")
     logs = [(path.relative_to(place / "logs").parts[1:], sorted(path.read_text().splitlines())) for path in files]
     return done.status, found, [("stdout", sorted(done.out.splitlines())), *sorted(logs)], done.err
 

@@ -13,8 +13,6 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 
 from tests.integration.forking import CommandLine, Forker
 from tests.integration.launching import WITHOUT_COMPILER, Done, environment, numapin, observed, script, start
-from tests.integration.test_gpu import UUIDS
+from tests.integration.test_gpu import UUIDS, needs_gpu
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -48,14 +46,13 @@ EPOCHS = "12"
 IMPORTED = ("torch._dynamo", "torch.distributed.fsdp", "accelerate", "pytorch_lightning", "transformers.trainer")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
-_one_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]
 _two_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
 _four_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 4, reason="fewer than four NVIDIA GPUs here")]
 on_each_device = pytest.mark.parametrize(
     ("visible", "num_ranks"),
     [
         pytest.param("", 2, id="cpu"),
-        pytest.param(",".join(UUIDS[:1]), 1, id="one-gpu", marks=_one_gpu),
+        pytest.param(",".join(UUIDS[:1]), 1, id="one-gpu", marks=needs_gpu),
         pytest.param(",".join(UUIDS[:2]), 2, id="two-gpus", marks=_two_gpus),
         pytest.param(",".join(UUIDS[:4]), 4, id="four-gpus", marks=_four_gpus),
     ],
@@ -82,51 +79,38 @@ def run(folder: Path, *words: str, visible: str = "", num_ranks: int = 2) -> Don
 
 
 def losses(text: str) -> list[float]:
-    """Return the loss of each epoch."""
     return [float(loss) for loss in re.findall(r"^epoch [\d.]+: loss ([\d.]+)", text, re.MULTILINE)]
-
-
-def _missing(name: str) -> str | None:
-    """Return the framework that an example needs and that is not installed."""
-    module = NEEDS.get(name)
-    return module if module is not None and find_spec(module) is None else None
 
 
 @pytest.fixture(scope="module")
 def forker() -> Iterator[Forker]:
     """Give a process that has torch, its compiler and the frameworks imported."""
-    modules = [name for name in IMPORTED if find_spec(name.partition(".")[0]) is not None]
-    with tempfile.TemporaryDirectory(prefix="np-examples-") as place:
-        made = Forker(environment(**ONE_THREAD), modules, str(Path(place, "s")))
-        yield made
-        made.close()
+    made = Forker(environment(**ONE_THREAD), [name for name in IMPORTED if find_spec(name.partition(".")[0])])
+    yield made
+    made.close()
 
 
-@pytest.fixture(scope="module")
-def forked(forker: Forker) -> Callable[..., Done]:
-    """Give a function that runs a script and its arguments in two forked ranks, in a folder."""
-
-    def forked(folder: Path, path: str, *words: str) -> Done:
-        starts = script(folder, forker.client(path), "starts_train.py")
-        options = ("run", "--quiet", "--nproc-per-node", "2", starts, *words)
-        done = numapin(*options, cwd=folder, CUDA_VISIBLE_DEVICES="", **ONE_THREAD)
-        assert done.status == 0, done.err
-        return done
-
-    return forked
+def forked(forker: Forker, folder: Path, path: str, *words: str) -> Done:
+    """Run a script in two forked ranks."""
+    starts = script(folder, forker.client(path), "starts_train.py")
+    options = ("run", "--quiet", "--nproc-per-node", "2", starts, *words)
+    done = numapin(*options, cwd=folder, CUDA_VISIBLE_DEVICES="", **ONE_THREAD)
+    assert done.status == 0, done.err
+    return done
 
 
 @pytest.fixture
-def ran(tmp_path: Path, forked: Callable[..., Done]) -> Callable[[str, str, int], Done]:
+def ran(tmp_path: Path, forker: Forker) -> Callable[[str, str, int], Done]:
     """Give a function that runs an example on a device."""
 
     def done(name: str, visible: str, num_ranks: int) -> Done:
-        missing = _missing(name)
-        if missing is not None:
-            pytest.skip(f"no {missing}; type: pip install .[dev]")
+        needed = NEEDS.get(name, "torch")
+        if find_spec(needed) is None:
+            pytest.skip(f"no {needed}; type: pip install .[dev]")
+        path = str(EXAMPLES / name)
         if visible:
-            return run(tmp_path, str(EXAMPLES / name), visible=visible, num_ranks=num_ranks)
-        return forked(tmp_path, str(EXAMPLES / name), "--epochs", "3")
+            return run(tmp_path, path, visible=visible, num_ranks=num_ranks)
+        return forked(forker, tmp_path, path, "--epochs", "3")
 
     return done
 
@@ -147,10 +131,7 @@ def test_trains(ran: Callable[[str, str, int], Done], name: str, visible: str, n
 
 @on_each_device
 def test_unmodified(ran: Callable[[str, str, int], Done], tmp_path: Path, visible: str, num_ranks: int) -> None:
-    """A script that does not import numapin gets its data path by an option, in each rank, with the same losses.
-
-    Its ranks are bound as planned.
-    """
+    """A script that does not import numapin gets its data path by an option, in each rank, with the same losses."""
     torchs = ran(UNMODIFIED, visible, num_ranks)
     (tmp_path / "numapin").mkdir()
     program = (script(tmp_path, RUNS, "runs.py"), str(EXAMPLES / UNMODIFIED), *(() if visible else ("--epochs", "3")))
@@ -175,16 +156,7 @@ def test_documented(path: Path) -> None:
     scope="module", params=[pytest.param("", id="cpu"), pytest.param(",".join(UUIDS[:2]), id="gpus", marks=_two_gpus)]
 )
 def visible(request: pytest.FixtureRequest) -> str:
-    """Return the devices that CUDA should show."""
     return str(request.param)
-
-
-@dataclass(frozen=True, slots=True)
-class _Undisturbed:
-    """An undisturbed run: a checkpoint from its middle, and the last one."""
-
-    old: Path
-    last: list[Any]
 
 
 @pytest.fixture(scope="module")
@@ -196,81 +168,74 @@ def checkpointing(tmp_path_factory: pytest.TempPathFactory, forker: Forker, visi
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory, forked: Callable[..., Done], visible: str, checkpointing: str
-) -> _Undisturbed:
-    """Give the checkpoints of an undisturbed run."""
+    tmp_path_factory: pytest.TempPathFactory, forker: Forker, visible: str, checkpointing: str
+) -> tuple[Path, list[Any]]:
+    """Return of an undisturbed run a checkpoint from its middle, and what is in the last one."""
     folder = tmp_path_factory.mktemp("undisturbed")
+    old, last = folder / "old", folder / "checkpoint.pt"
     if not visible:
-        for epochs, name in (("1", "old"), (EPOCHS, "last")):
-            forked(folder, CHECKPOINTING, "--epochs", epochs, "--checkpoint", name)
-        return _Undisturbed(folder / "old", _state(folder / "last"))
-    path = folder / "checkpoint.pt"
+        for epochs, path in (("1", old), (EPOCHS, last)):
+            forked(forker, folder, CHECKPOINTING, "--epochs", epochs, "--checkpoint", path.name)
+        return old, _state(last)
+    with _Job(last, visible, checkpointing) as job:
+        job.wait_for_epoch()
+        shutil.copy(last, old)
+        assert job.end() == 0
+    return old, _state(last)
+
+
+def test_preemption(tmp_path: Path, visible: str, undisturbed: tuple[Path, list[Any]], checkpointing: str) -> None:
+    """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
+
+    So does one whose rank is killed, which costs a restart from the last whole epoch. On machines without a shared
+    folder all ranks use rank 0's checkpoint, whatever files they have: the other rank first has no checkpoint, then
+    an old one, which it must not continue from. The last job has a shared folder.
+    """
+    old, last = undisturbed
+    path, other = (tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1))
+    for folder in (path.parent, other.parent):
+        folder.mkdir()
+    shutil.copy(old, path)
+    with _Job(path, visible, checkpointing, folders=tmp_path) as job:
+        job.wait_for_epoch()
+        os.kill(job.pid_of(1), signal.SIGUSR1)
+        assert job.end() == 0
+    first = torch.load(path)[2]
+    assert (path.parent / "requeued").exists()
+    assert not other.exists()
+    shutil.copy(old, other)
+    with _Job(path, visible, checkpointing, folders=tmp_path) as job:
+        job.wait_for_epoch()
+        for rank in (0, 1):
+            os.kill(job.pid_of(rank), signal.SIGTERM)
+        assert job.end() == 0
+    second = torch.load(path)[2]
     with _Job(path, visible, checkpointing) as job:
         job.wait_for_epoch()
-        shutil.copy(path, folder / "old")
+        os.kill(job.pid_of(1), signal.SIGKILL)
         assert job.end() == 0
-    return _Undisturbed(folder / "old", _state(path))
+        assert job.pid_of(1, restart=1)
+    assert torch.load(other)[2] < first < second < last[-1]
+    assert _same(_state(path), last, exactly=not visible)
 
 
-class TestPreemption:
-    """The job that survives preemption."""
-
-    def test_signals_death_and_files(
-        self, tmp_path: Path, visible: str, undisturbed: _Undisturbed, checkpointing: str
-    ) -> None:
-        """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
-
-        So does one whose rank is killed, which costs a restart from the last whole epoch. On machines without a shared
-        folder all ranks use rank 0's checkpoint, whatever files they have: the other rank first has no checkpoint, then
-        an old one, which it must not continue from. The last job has a shared folder.
-        """
-        path, other = (tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1))
-        for folder in (path.parent, other.parent):
-            folder.mkdir()
-        shutil.copy(undisturbed.old, path)
-        with _Job(path, visible, checkpointing, folders=tmp_path) as job:
-            job.wait_for_epoch()
-            os.kill(job.pid_of(1), signal.SIGUSR1)
-            assert job.end() == 0
-        first = torch.load(path)[2]
-        assert (path.parent / "requeued").exists()
-        assert not other.exists()
-        shutil.copy(undisturbed.old, other)
-        with _Job(path, visible, checkpointing, folders=tmp_path) as job:
-            job.wait_for_epoch()
-            for rank in (0, 1):
-                os.kill(job.pid_of(rank), signal.SIGTERM)
-            assert job.end() == 0
-        second = torch.load(path)[2]
-        with _Job(path, visible, checkpointing) as job:
-            job.wait_for_epoch()
-            os.kill(job.pid_of(1), signal.SIGKILL)
-            assert job.end() == 0
-            assert job.pid_of(1, restart=1)
-        assert torch.load(other)[2] < first < second < undisturbed.last[-1]
-        assert _same(_state(path), undisturbed.last, exactly=not visible)
-
-    @pytest.mark.multigpu
-    @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
-    def test_goes_on_with_other_devices(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
-        """Ranks that saw two GPUs each can continue with one GPU each, as 2 x 4 continues as 1 x 8, and back again."""
-        if not visible:
-            pytest.skip("this is about GPUs")
-        for path in (tmp_path / "0", tmp_path / "1"):
-            path.mkdir()
-        for epochs, own in (("4", False), ("8", True), (EPOCHS, False)):
-            assert _with_own_folders(tmp_path, visible, epochs=epochs, own_device=own).status == 0
-        assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed.last, exactly=False)
-
-
-def _with_own_folders(folder: Path, visible: str, *, epochs: str, own_device: bool = False) -> Done:
-    """Train to the end of an epoch, each rank in its own folder; `own_device` hides the other ranks' GPUs."""
-    program = (*_in_own_folder(folder, CHECKPOINTING, own_device=own_device), "--epochs", epochs)
-    return numapin("run", "--quiet", "--nproc-per-node", "2", *program, CUDA_VISIBLE_DEVICES=visible)
+@pytest.mark.multigpu
+@pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
+def test_goes_on_with_other_devices(tmp_path: Path, visible: str, undisturbed: tuple[Path, list[Any]]) -> None:
+    """Ranks that saw two GPUs each can continue with one GPU each, as 2 x 4 continues as 1 x 8, and back again."""
+    if not visible:
+        pytest.skip("this is about GPUs")
+    for path in (tmp_path / "0", tmp_path / "1"):
+        path.mkdir()
+    for epochs, own in (("4", False), ("8", True), (EPOCHS, False)):
+        program = (*_in_own_folder(tmp_path, CHECKPOINTING, own_device=own), "--epochs", epochs)
+        done = numapin("run", "--quiet", "--nproc-per-node", "2", *program, CUDA_VISIBLE_DEVICES=visible)
+        assert done.status == 0, done.err
+    assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed[1], exactly=False)
 
 
 def _in_own_folder(folder: Path, *program: str, own_device: bool = False) -> tuple[str, ...]:
-    """Return the command line of a rank that runs a program in its own folder."""
+    """Return the words that start a program in a rank's own folder; `own_device` hides the other ranks' GPUs."""
     path = folder / "rank.sh"
     device = (
         'IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"\nexport CUDA_VISIBLE_DEVICES=${gpus[$LOCAL_RANK]} LOCAL_RANK=0'
@@ -308,17 +273,14 @@ class _Job:
         self._process.wait()
 
     def wait_for_epoch(self) -> None:
-        """Wait until an epoch is over and saved."""
         wait_until(lambda: "\n" in self._out.read_text() or self._process.poll() is not None, limit_s=120)
         assert self._out.read_text().startswith("epoch"), self._err.read_text()
 
     def pid_of(self, rank: int, *, restart: int = 0) -> int:
-        """Return the process id of a rank."""
         (found,) = (r for r in observed(self._runs) if (r["local_rank"], r["restart"]) == (rank, restart))
         return int(found["pid"])
 
     def end(self) -> int:
-        """Wait for the end and return the exit status."""
         return self._process.wait(120)
 
 

@@ -9,24 +9,20 @@ run`, it calls the hook of --dataloader with torch's module, as the hook does wh
 from __future__ import annotations
 
 import re
-import tempfile
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.integration.forking import CommandLine, Forker
 from tests.integration.launching import Done, environment, numapin, script
+from tests.needs import needs_accelerate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("numapin.data.install") is None, reason="numapin.data.install is not there"),
-    pytest.mark.xdist_group("frameworks"),  # so that they are imported once
-]
-needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="no accelerate; type: pip install .[dev]")
+pytestmark = pytest.mark.xdist_group("frameworks")  # so that they are imported once
 needs_lightning = pytest.mark.skipif(
     find_spec("pytorch_lightning") is None, reason="no pytorch_lightning; type: pip install .[dev]"
 )
@@ -109,12 +105,10 @@ torch.distributed.destroy_process_group()
 
 
 def lines_about_loaders(done: Done) -> list[str]:
-    """Return the lines about DataLoaders that numapin wrote to stderr."""
     return re.findall(r"^numapin: .*DataLoader.*$", done.err, re.MULTILINE)
 
 
 def told(done: Done) -> list[dict[str, Any]]:
-    """Return what the script's ranks reported about their loaders, in the order of the ranks."""
     return [dict(line) for line in done.json_lines()]
 
 
@@ -122,21 +116,12 @@ def told(done: Done) -> list[dict[str, Any]]:
 def forker() -> Iterator[Forker]:
     """Give a process that has imported torch and the installed frameworks, but not numapin."""
     frameworks = [name for name in ("accelerate", "pytorch_lightning") if find_spec(name) is not None]
-    with tempfile.TemporaryDirectory(prefix="np-frameworks-") as folder:
-        made = Forker(environment(), ("torch.utils.data", *frameworks), str(Path(folder, "s")))
-        yield made
-        made.close()
-
-
-def two_ranks(forker: Forker, folder: Path, text: str) -> Done:
-    """Run a script in two ranks under the option."""
-    done = numapin(*RUN, script(folder, forker.client(script(folder, text)), "starts_train.py"))
-    assert done.status == 0, done.err
-    return done
+    made = Forker(environment(), ("torch.utils.data", *frameworks))
+    yield made
+    made.close()
 
 
 def alone(forker: Forker, folder: Path, text: str) -> Done:
-    """Run a script without `numapin run`."""
     script(folder, text)
     command = CommandLine(module="train", arguments=(), environ=environment(), cwd=str(folder))
     status, out, err = forker.call(command, limit_s=120)
@@ -144,28 +129,31 @@ def alone(forker: Forker, folder: Path, text: str) -> Done:
     return Done(status=status, out=out, err=err)
 
 
+@pytest.mark.parametrize(
+    "text", [pytest.param(COPYING, marks=needs_accelerate), pytest.param(FITTING, marks=needs_lightning)]
+)
+def test_under_the_option(tmp_path: Path, forker: Forker, text: str) -> None:
+    """The loaders that a framework makes of an unmodified script's use slots in each rank, and one line says so."""
+    done = numapin(*RUN, script(tmp_path, forker.client(script(tmp_path, text)), "starts_train.py"))
+    assert done.status == 0, done.err
+    found = told(done)
+    assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
+    assert all(rank["iterator"].startswith("numapin.") for rank in found)
+    assert sorted([*found[0]["rows"], *found[1]["rows"]]) == list(range(16))  # one shard per rank, none lost
+    assert len(lines_about_loaders(done)) == 1
+
+
 @needs_accelerate
 class TestAccelerate:
     """`Accelerator.prepare`, which makes a plain torch DataLoader as a copy."""
 
-    def test_under_the_option(self, tmp_path: Path, forker: Forker) -> None:
-        """The copies of an unmodified script's loader use slots in each rank, and one line says so."""
-        done = two_ranks(forker, tmp_path, COPYING)
-        found = told(done)
-        assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
-        assert all(rank["iterator"].startswith("numapin.") for rank in found)
-        assert sorted([*found[0]["rows"], *found[1]["rows"]]) == list(range(16))  # one shard per rank, none lost
-        assert len(lines_about_loaders(done)) == 1
-
-    @pytest.mark.parametrize("dataset", ["Data", "Stream"])
-    def test_copy_of_our_loader(self, tmp_path: Path, forker: Forker, dataset: str) -> None:
+    def test_copy_of_our_loader(self, tmp_path: Path, forker: Forker) -> None:
         """Without the option, the copy of a numapin.DataLoader still uses slots, and a line says so."""
-        loader = f"__import__('numapin').DataLoader({dataset}(), batch_size=2, num_workers=1)"
+        loader = "__import__('numapin').DataLoader(Stream(), batch_size=2, num_workers=1)"
         done = alone(forker, tmp_path, DATA + ACCELERATE.format(loader=loader))
         (found,) = told(done)
-        assert found["loader"] == "torch.DataLoader"
+        assert (found["loader"], found["rows"]) == ("torch.DataLoader", list(range(16)))
         assert found["iterator"].startswith("numapin.")
-        assert found["rows"] == list(range(16))
         assert len(lines_about_loaders(done)) == 1
 
     @needs_torchdata
@@ -203,51 +191,39 @@ class TestAccelerate:
             "tell(rest.base_dataloader, iter(rest.base_dataloader), list(rest))\n"
         )
         done = alone(forker, tmp_path, DATA + text)
-        _, rest = told(done)
-        assert rest["iterator"].startswith("numapin.")
-        assert rest["rows"] == list(range(6, 16))
+        first, rest = told(done)
+        assert (first["rows"], rest["rows"]) == (list(range(16)), list(range(6, 16)))
+        assert all(found["iterator"].startswith("numapin.") for found in (first, rest))
         assert len(lines_about_loaders(done)) == 1
 
 
 @needs_lightning
-class TestLightning:
-    """`Trainer`, which creates a second loader of the same class."""
+@pytest.mark.parametrize("where", ["argument", "hook"])
+@pytest.mark.parametrize("loader", ["DataLoader", pytest.param("StatefulDataLoader", marks=needs_torchdata)])
+def test_lightnings_second_loader(tmp_path: Path, forker: Forker, loader: str, where: str) -> None:
+    """The loader for prediction is one of numapin's with all arguments of the first, including numapin's own.
 
-    def test_under_the_option(self, tmp_path: Path, forker: Forker) -> None:
-        """Each DDP rank's loader, re-created with a DistributedSampler, uses slots; one line says so."""
-        done = two_ranks(forker, tmp_path, FITTING)
-        found = told(done)
-        assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
-        assert all(rank["iterator"].startswith("numapin.") for rank in found)
-        assert sorted([*found[0]["rows"], *found[1]["rows"]]) == list(range(16))
-        assert len(lines_about_loaders(done)) == 1
-
-    @pytest.mark.parametrize("where", ["argument", "hook"])
-    @pytest.mark.parametrize("loader", ["DataLoader", pytest.param("StatefulDataLoader", marks=needs_torchdata)])
-    def test_our_loader_again(self, tmp_path: Path, forker: Forker, loader: str, where: str) -> None:
-        """The loader for prediction is one of numapin's with all arguments of the first, including numapin's own.
-
-        Lightning reads them from `vars(loader)` if the loader is an argument, and from the recorded call of
-        `__init__` if it was created in a hook.
-        """
-        text = (
-            "import numapin\n"
-            "def make():\n"
-            f"    return numapin.{loader}(Data(), batch_size=2, num_workers=1, timeout=50, prefetch_factor=3,\n"
-            "        device=None, pinned_budget=1 << 20, node=0, strict=False, cast={torch.float64: torch.float32})\n"
-            "class Hooked(Module):\n"
-            "    def predict_dataloader(self): return make()\n"
-            "first = make()\n"
-            f"trainer.predict(Module(), first) if {where == 'argument'} else trainer.predict(Hooked())\n"
-            "again = trainer.predict_dataloaders\n"
-            "assert again is not first\n"
-            f"assert type(again) is numapin.{loader}\n"
-            "names = 'num_workers timeout prefetch_factor device pinned_budget node strict cast'\n"
-            "cast = {torch.float64: torch.float32}\n"
-            "assert [getattr(again, name) for name in names.split()] == [1, 50, 3, None, 1 << 20, 0, False, cast]\n"
-            "assert again.batch_sampler.batch_size == 2\n"
-            "tell(again, iter(again), seen)\n"
-        )
-        (found,) = told(alone(forker, tmp_path, DATA + LIGHTNING + text))
-        assert found["iterator"].startswith("numapin.")
-        assert found["rows"] == list(range(16))
+    Lightning reads them from `vars(loader)` if the loader is an argument, and from the recorded call of
+    `__init__` if it was created in a hook.
+    """
+    text = (
+        "import numapin\n"
+        "def make():\n"
+        f"    return numapin.{loader}(Data(), batch_size=2, num_workers=1, timeout=50, prefetch_factor=3,\n"
+        "        device=None, pinned_budget=1 << 20, node=0, strict=False, cast={torch.float64: torch.float32})\n"
+        "class Hooked(Module):\n"
+        "    def predict_dataloader(self): return make()\n"
+        "first = make()\n"
+        f"trainer.predict(Module(), first) if {where == 'argument'} else trainer.predict(Hooked())\n"
+        "again = trainer.predict_dataloaders\n"
+        "assert again is not first\n"
+        f"assert type(again) is numapin.{loader}\n"
+        "names = 'num_workers timeout prefetch_factor device pinned_budget node strict cast'\n"
+        "cast = {torch.float64: torch.float32}\n"
+        "assert [getattr(again, name) for name in names.split()] == [1, 50, 3, None, 1 << 20, 0, False, cast]\n"
+        "assert again.batch_sampler.batch_size == 2\n"
+        "tell(again, iter(again), seen)\n"
+    )
+    (found,) = told(alone(forker, tmp_path, DATA + LIGHTNING + text))
+    assert found["iterator"].startswith("numapin.")
+    assert found["rows"] == list(range(16))

@@ -7,9 +7,6 @@ import subprocess
 import sys
 from typing import Any
 
-import torch
-
-from numapin import pinned
 from tests.integration.gpu_loading import needs_gpu
 from tests.integration.launching import numapin
 
@@ -69,24 +66,6 @@ def test_overlap() -> None:
     assert 0.8 < found["compute-bound"]["pinned"]["ratio"] < found["transfer-bound"]["pinned"]["ratio"]
     assert found["transfer-bound"]["pinned"]["host_ms"] < found["transfer-bound"]["pageable"]["host_ms"]
     assert all(0 < peer["busy_share"] <= 1.02 for peers in found.values() for peer in peers.values())
-
-
-class TestCallsThatDoNotExist:
-    """Calls in the seed documents that torch does not have."""
-
-    def test_no_figure_of_pinned_memory_among_that_of_the_device(self) -> None:
-        """`memory_stats()` covers memory of the GPU only; `numapin.pinned.budget()` reports pinned memory."""
-        torch.ones(1, device="cuda")
-        kept = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
-        stats = torch.cuda.memory_stats()
-        assert "pinned_memory_allocated" not in stats
-        assert not any("pinned" in name for name in stats)
-        assert (pinned.budget().torch_pinned_bytes or 0) >= kept.nbytes
-
-    def test_a_stream_copies_nothing(self) -> None:
-        """Streams have no `copy_`; tensors copy, on the current stream."""
-        assert not hasattr(torch.cuda.Stream(), "copy_")
-        assert not hasattr(torch.cuda, "copy_")
 
 
 def test_pinning_starts_cuda() -> None:

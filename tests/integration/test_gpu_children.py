@@ -69,7 +69,6 @@ for line in sys.stdin:
 
 
 def shown(text: str) -> dict[str, dict[str, Any]]:
-    """Return what processes have shown, by name."""
     return {line["name"]: line for line in map(json.loads, text.splitlines())}
 
 
@@ -90,8 +89,6 @@ def test_a_child_is_bound_when_it_takes_its_gpu(way: str, tmp_path: Path) -> Non
 
 
 class Held:
-    """A process that has a GPU."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process, self.pid = process, str(process.pid)
         self.before = self._read()
@@ -113,7 +110,6 @@ class Held:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Held]:
-    """Yield a process that has a GPU."""
     process = subprocess.Popen(
         [sys.executable, str(script(tmp_path, SHOW + HELD, "held.py"))],
         stdin=subprocess.PIPE,

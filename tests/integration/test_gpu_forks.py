@@ -1,7 +1,4 @@
-"""Processes that are forked after a loader was used, or in the middle of it, do not touch CUDA.
-
-On a GPU, and on the stand-in for the driver, which ends a child that calls it.
-"""
+"""Processes that are forked after a loader was used, or in the middle of it, do not touch CUDA."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ WAYS = ("whole", "broken off", "kept", "persistent", "in the middle")
 
 @pytest.fixture(params=["stand-in", pytest.param("gpu", marks=needs_gpu)])
 def run(request: pytest.FixtureRequest) -> Callable[[str, str], str]:
-    """Give a function that runs a scene of gpu_program, and returns its output."""
     if request.param == "gpu":
         return run_program
     fake: FakeCuda = request.getfixturevalue("fake_cuda")
@@ -39,10 +35,7 @@ def assert_children_live(output: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_children_of_all_kinds(run: Callable[[str, str], str], way: str) -> None:
-    """Children collect garbage, drop batches and loader, end normally and load with workers of their own.
-
-    A loader that is in use goes on with the right batches.
-    """
+    """Children collect garbage, drop batches and loader, end normally and load with workers of their own."""
     assert_children_live(run("fork", f"device {way}"))
 
 

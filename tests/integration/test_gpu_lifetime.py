@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,15 +21,18 @@ from tests.contract.test_processes import Program
 from tests.integration.gpu_loading import (
     BATCH,
     CYCLES,
+    DEVICE,
+    HOST,
     MIB,
     ROOT,
     Filled,
     assert_no_error_is_pending,
+    cuda,
     is_right,
     lies_in_slot,
-    needs_gpu,
     run_program,
     settled_pinned_bytes,
+    uses_gpu,
     warmed,
     wrong_ones,
 )
@@ -43,20 +45,14 @@ if TYPE_CHECKING:
 
     from tests.integration.seam import Slot
 
-pytestmark = needs_gpu
+pytestmark = uses_gpu
 
 
 NUM_COPIES = 24
-METHODS = ("fork", "spawn", "forkserver")
-HOST: dict[str, Any] = {"pin_memory": True}
-DEVICE: dict[str, Any] = {"device": "cuda"}
-
-cuda: Any = torch.cuda  # torch's streams have no type annotations
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cuda_is_in_use() -> None:
-    torch.ones(1, device="cuda")
+two_gpus = [
+    pytest.mark.multigpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs that torch can use"),
+]
 
 
 def late(batch: torch.Tensor, destination: torch.Tensor) -> None:
@@ -66,12 +62,10 @@ def late(batch: torch.Tensor, destination: torch.Tensor) -> None:
 
 
 def on_the_current_stream(iterator: Iterator[Any], destination: torch.Tensor, _side: Any) -> None:
-    """Copy as a plain loop does."""
     late(next(iterator), destination)
 
 
 def on_a_side_stream(iterator: Iterator[Any], destination: torch.Tensor, side: Any) -> None:
-    """Step and copy inside a stream block."""
     with cuda.stream(side):
         late(next(iterator), destination)
 
@@ -93,7 +87,7 @@ def let_everything_pass(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Quarantine, "passed", at_once)
 
 
-def wrong_copies(way: Callable[..., None], device: str = "cuda:0") -> list[int]:
+def wrong_copies(way: Callable[..., None], device: str) -> list[int]:
     """Copy batches in one way, drop each at once, keep loading, and return the numbers of wrong copies."""
     destinations = torch.zeros((NUM_COPIES, BATCH, MIB // 4), dtype=torch.int32, device=device)
     with numapin.DataLoader(Filled(), BATCH, num_workers=1, **HOST) as loader:
@@ -113,27 +107,26 @@ def wrong_copies(way: Callable[..., None], device: str = "cuda:0") -> list[int]:
 class TestQuarantine:
     """Copies with non_blocking=True from batches that the user drops at once."""
 
-    @pytest.mark.parametrize("way", [on_the_current_stream, on_a_side_stream, from_a_prefetcher])
-    def test_with_it_all_is_right(self, way: Callable[..., None]) -> None:
-        """No slot is overwritten while a copy waits to read it, whether numapin knows the copy's stream or not."""
-        assert wrong_copies(way) == []
-
-    @pytest.mark.parametrize("way", [on_the_current_stream, on_a_side_stream, from_a_prefetcher])
-    def test_without_it_batches_are_overwritten(
-        self, way: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Without the quarantine the same schedule shows samples of other batches, so the test above can fail."""
-        let_everything_pass(monkeypatch)
-        assert wrong_copies(way) != []
-
     @pytest.mark.parametrize("is_on", [True, False])
-    @pytest.mark.multigpu
-    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs that torch can use")
-    def test_on_another_gpu(self, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-        """The quarantine covers every GPU in use, not only the current one at the time the loader was made."""
+    @pytest.mark.parametrize(
+        ("way", "device"),
+        [
+            (on_the_current_stream, "cuda:0"),
+            (on_a_side_stream, "cuda:0"),
+            (from_a_prefetcher, "cuda:0"),
+            pytest.param(from_a_prefetcher, "cuda:1", marks=two_gpus),
+        ],
+    )
+    def test_copies(
+        self, way: Callable[..., None], device: str, is_on: object, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No slot is overwritten while a copy waits to read it, on any GPU in use, whether its stream is known or not.
+
+        Without the quarantine the same schedule shows samples of other batches, so this test can fail.
+        """
         if not is_on:
             let_everything_pass(monkeypatch)
-        assert (wrong_copies(from_a_prefetcher, "cuda:1") == []) is is_on
+        assert (wrong_copies(way, device) == []) is is_on
 
     def test_a_kept_view_is_enough(self) -> None:
         """A batch of which only a view is left is not overwritten, however long the view is kept."""
@@ -148,7 +141,6 @@ class TestQuarantine:
 
 
 def take(iterator: Iterator[Any], num_batches: int) -> list[Any]:
-    """Return the next batches."""
     return [next(iterator) for _ in range(num_batches)]
 
 
@@ -268,15 +260,6 @@ class TestOutliving:
         assert is_right(destination, number)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """The end of a rank with `num_processes`: the time until no process was left, and until its GPU memory was free."""
-
-    num_processes: int
-    processes_s: float
-    memory_s: float
-
-
 def start_training(stack: contextlib.ExitStack, method: str) -> Program:
     """Start a rank in its own session; leaving the stack ends all of it."""
     command = [sys.executable, "-m", "tests.integration.gpu_program", "train", method]
@@ -296,9 +279,9 @@ def start_training(stack: contextlib.ExitStack, method: str) -> Program:
     return Program(process, process.stdout, process.stderr)
 
 
-def kill(program: Program) -> Death:
-    """Kill a rank that holds a GiB of the GPU, and measure the time until everything is released."""
-    num_processes, free = len(program.members()), torch.cuda.mem_get_info()[0]
+def kill(program: Program) -> list[float]:
+    """Kill a rank that holds a GiB of the GPU; return the seconds until no process, and none of its memory, is left."""
+    free = torch.cuda.mem_get_info()[0]
     start, ends = time.monotonic(), [0.0, 0.0]
     program.process.kill()
     while not all(ends) and time.monotonic() - start < 10:
@@ -308,23 +291,15 @@ def kill(program: Program) -> Death:
         if not ends[1] and torch.cuda.mem_get_info()[0] >= free + 1024 * MIB:
             ends[1] = time.monotonic() - start
         time.sleep(0.01)
-    return Death(num_processes=num_processes, processes_s=ends[0] or 10, memory_s=ends[1] or 10)
+    return [end or 10 for end in ends]
 
 
-@pytest.fixture(scope="module")
-def deaths() -> dict[str, Death]:
-    """Kill three ranks, one for each start method of workers."""
-    with contextlib.ExitStack() as stack:
-        programs = {method: start_training(stack, method) for method in METHODS}
-        for program in programs.values():
-            program.wait_for("ready")
-        return {method: kill(program) for method, program in programs.items()}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_killed_rank(deaths: dict[str, Death], method: str) -> None:
+def test_killed_ranks() -> None:
     """Two seconds after SIGKILL no worker, server or tracker is alive, and the rank's GPU memory is free again."""
-    death = deaths[method]
-    assert death.num_processes >= 3  # the rank and two workers
-    assert death.processes_s < 2
-    assert death.memory_s < 2
+    with contextlib.ExitStack() as stack:
+        programs = [start_training(stack, method) for method in ("fork", "spawn", "forkserver")]
+        for program in programs:
+            program.wait_for("ready")
+            assert len(program.members()) >= 3  # the rank and two workers
+        ends = [kill(program) for program in programs]
+    assert max(seconds for each in ends for seconds in each) < 2, ends

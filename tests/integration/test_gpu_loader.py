@@ -24,9 +24,10 @@ from tests.integration.gpu_loading import (
     Filled,
     assert_no_error_is_pending,
     copies_to_device,
+    cuda,
     is_right,
     lies_in_slot,
-    needs_gpu,
+    uses_gpu,
     warmed,
     wrong_ones,
 )
@@ -36,21 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = needs_gpu
-
-cuda: Any = torch.cuda  # torch's streams have no type annotations
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cuda_is_in_use() -> None:
-    torch.ones(1, device="cuda")
+pytestmark = uses_gpu
 
 
 class Fields(Dataset[dict[str, torch.Tensor]]):
-    """Batches of 200 tensors of 4 KiB."""
-
     def __len__(self) -> int:
-        """Return the number of batches."""
         return 40
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -67,7 +58,6 @@ class Turns(Dataset[torch.Tensor]):
         self.turn = multiprocessing.get_context("fork").RawValue("q", 0)
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self.size
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -142,7 +132,6 @@ class TestMoving:
 
     @staticmethod
     def delay(stream: Any) -> None:
-        """Delay a stream with other work."""
         with cuda.stream(stream):
             cuda._sleep(CYCLES)
 
@@ -167,47 +156,44 @@ class TestMoving:
 
 
 def in_pairs(samples: list[torch.Tensor]) -> dict[str, Any]:
-    """Collate to a batch, a view of it, a label for each sample, and an object of a user's class."""
     batch = torch.stack(samples)
     return {"x": batch, "part": batch[1:, 3:9], "label": batch[:, 0].clone(), "mine": Pinnable(batch + 1)}
 
 
-class TestPinnedBatches:
-    """Host mode: batches in pinned memory, which the loop copies."""
+def test_pinned_already() -> None:
+    """Tensors and views are pinned, .pin_memory() returns the same memory, a type's own pin_memory() is called."""
+    with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
+        iterator, number = warmed(loader)
+        batch = next(iterator)
+        assert lies_in_slot(loader, batch["x"])
+        assert lies_in_slot(loader, batch["mine"].data)
+        del iterator
+    tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
+    assert all(tensor.is_pinned() for tensor in tensors)
+    assert all(tensor.pin_memory().data_ptr() == tensor.data_ptr() for tensor in tensors)
+    assert batch["mine"].pinned
+    assert batch["mine"].data.is_pinned()
+    assert is_right(batch["x"], number)
+    assert is_right(batch["mine"].data - 1, number)
 
-    def test_pinned_already(self) -> None:
-        """Tensors and views are pinned, .pin_memory() returns the same memory, a type's own pin_memory() is called."""
-        with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
-            iterator, number = warmed(loader)
-            batch = next(iterator)
-            assert lies_in_slot(loader, batch["x"])
-            assert lies_in_slot(loader, batch["mine"].data)
-            del iterator
-        tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
-        assert all(tensor.is_pinned() for tensor in tensors)
-        assert all(tensor.pin_memory().data_ptr() == tensor.data_ptr() for tensor in tensors)
-        assert batch["mine"].pinned
-        assert batch["mine"].data.is_pinned()
-        assert is_right(batch["x"], number)
-        assert is_right(batch["mine"].data - 1, number)
 
-    def test_no_allocation_in_steady_state(self) -> None:
-        """Once slots are reused, CUDA's host allocator gets no further requests."""
-        tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
-        if "num_host_alloc" not in tell():
-            pytest.skip("this torch does not count its allocations of pinned memory")
-        destination = torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
-        with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True) as loader:
-            iterator, first = warmed(loader, num_hits=16)
-            for number in range(first, first + 120):
-                if number == first + 20:  # the loop has by now allocated what it needs to read from the GPU
-                    before, hits = tell()["num_host_alloc"], loader.stats().hits
-                destination.copy_(next(iterator), non_blocking=True)
-                assert is_right(destination, number)
-            assert tell()["num_host_alloc"] == before
-            assert loader.stats().hits - hits >= 90, loader.stats()
-            del iterator
-        assert_no_error_is_pending()
+def test_no_allocation_in_steady_state() -> None:
+    """Once slots are reused, CUDA's host allocator gets no further requests."""
+    tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
+    if "num_host_alloc" not in tell():
+        pytest.skip("this torch does not count its allocations of pinned memory")
+    destination = torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
+    with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True) as loader:
+        iterator, first = warmed(loader, num_hits=16)
+        for number in range(first, first + 120):
+            if number == first + 20:  # the loop has by now allocated what it needs to read from the GPU
+                before, hits = tell()["num_host_alloc"], loader.stats().hits
+            destination.copy_(next(iterator), non_blocking=True)
+            assert is_right(destination, number)
+        assert tell()["num_host_alloc"] == before
+        assert loader.stats().hits - hits >= 90, loader.stats()
+        del iterator
+    assert_no_error_is_pending()
 
 
 UNMODIFIED = """

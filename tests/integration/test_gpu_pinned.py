@@ -17,14 +17,17 @@ from tests.contract.zoo import Pair, Pinnable
 from tests.integration.gpu_loading import (
     BATCH,
     CYCLES,
+    DEVICE,
+    HOST,
     MIB,
     Filled,
     assert_no_error_is_pending,
     copies_to_device,
+    cuda,
     is_right,
-    needs_gpu,
     run_program,
     settled_pinned_bytes,
+    uses_gpu,
 )
 from tests.integration.seam import CudaRefused, Driver
 from tests.waiting import wait_until
@@ -32,16 +35,9 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = needs_gpu
+pytestmark = uses_gpu
 
-OPTIONS: dict[str, dict[str, Any]] = {"host": {"pin_memory": True}, "device": {"device": "cuda"}}
-
-cuda: Any = torch.cuda
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cuda_is_in_use() -> None:
-    torch.ones(1, device="cuda")
+OPTIONS = {"host": HOST, "device": DEVICE}
 
 
 class TestMemory:
@@ -70,10 +66,7 @@ class TestMemory:
         assert None not in pages
 
     def test_idle_when_the_copy_has_ended(self) -> None:
-        """Dropped memory stays in use only while a copy waits to read it, even on a stream unknown to numapin.
-
-        Then it is reused, still pinned, and `trim` releases it.
-        """
+        """Dropped memory stays in use only while a copy waits to read it, even on a stream unknown to numapin."""
         before, destination = settled_pinned_bytes(), torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
         tensor = pinned.empty(64 * MIB, torch.uint8).fill_(5)
         address = tensor.data_ptr()
@@ -121,23 +114,19 @@ class TestMemory:
         assert told is None or told >= held.nbytes
 
 
-class TestServing:
-    """torch's own pinning, by numapin.pinned.serve_torch."""
-
-    def test_it_is_torchs_pin_memory(self) -> None:
-        """Values, dtype and strides are as torch's, the result is pinned by us, and torch's again afterwards."""
-        before, source = settled_pinned_bytes(), torch.arange(3 * MIB).view(3, MIB).t()
-        with pinned.serve_torch():
-            copy = source.pin_memory()
-        torchs = source.pin_memory()
-        assert copy.is_pinned()
-        assert (copy.stride(), copy.dtype, copy.shape) == (torchs.stride(), torchs.dtype, torchs.shape)
-        assert torch.equal(copy.to("cuda", non_blocking=True).cpu(), source)
-        assert pinned.budget().pinned_bytes == before + source.nbytes
+def test_serve_torch_is_torchs_pin_memory() -> None:
+    """Values, dtype and strides are as torch's, the result is pinned by us, and torch's again afterwards."""
+    before, source = settled_pinned_bytes(), torch.arange(3 * MIB).view(3, MIB).t()
+    with pinned.serve_torch():
+        copy = source.pin_memory()
+    torchs = source.pin_memory()
+    assert copy.is_pinned()
+    assert (copy.stride(), copy.dtype, copy.shape) == (torchs.stride(), torchs.dtype, torchs.shape)
+    assert torch.equal(copy.to("cuda", non_blocking=True).cpu(), source)
+    assert pinned.budget().pinned_bytes == before + source.nbytes
 
 
 def out_of_memory(_driver: Driver, _device: int, _address: int, num_bytes: int) -> None:
-    """Refuse as a driver does that cannot lock more memory."""
     raise CudaRefused(f"{num_bytes} bytes refused", "pin less", name="CUDA_ERROR_OUT_OF_MEMORY")
 
 
@@ -153,41 +142,40 @@ def overlapping(driver: Driver, device: int, address: int, num_bytes: int) -> No
 register = Driver.register
 
 
-class TestRefusals:
-    """A registration that fails costs pinned memory, never a batch."""
+@pytest.mark.parametrize("refuse", [out_of_memory, overlapping])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_pageable_slots(
+    kind: str, refuse: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The refusal is reported once, batches travel in slots that are not pinned, and no CUDA error is left."""
+    before = settled_pinned_bytes()
+    monkeypatch.setattr(Driver, "register", refuse)
+    with numapin.DataLoader(Filled(400, 1 << 16), BATCH, num_workers=2, **OPTIONS[kind]) as loader:
+        for number, batch in enumerate(loader):
+            assert batch.is_pinned() or kind == "device"
+            assert is_right(batch.to("cuda", non_blocking=True), number)
+        assert wait_until(lambda: loader.stats().notes, limit_s=5)
+        stats = loader.stats()
+    assert_no_error_is_pending()
+    assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 100, 0)
+    assert len([note for note in stats.notes if "not pinned from now on" in note]) == 1
+    assert capfd.readouterr().err.count("not pinned from now on") == 1
+    assert settled_pinned_bytes() == before
 
-    @pytest.mark.parametrize("refuse", [out_of_memory, overlapping])
-    @pytest.mark.parametrize("kind", OPTIONS)
-    def test_pageable_slots(
-        self, kind: str, refuse: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        """The refusal is reported once, batches travel in slots that are not pinned, and no CUDA error is left."""
-        before = settled_pinned_bytes()
-        monkeypatch.setattr(Driver, "register", refuse)
-        with numapin.DataLoader(Filled(400, 1 << 16), BATCH, num_workers=2, **OPTIONS[kind]) as loader:
-            for number, batch in enumerate(loader):
-                assert batch.is_pinned() or kind == "device"
-                assert is_right(batch.to("cuda", non_blocking=True), number)
-            assert wait_until(lambda: loader.stats().notes, limit_s=5)
-            stats = loader.stats()
-        assert_no_error_is_pending()
-        assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 100, 0)
-        assert len([note for note in stats.notes if "not pinned from now on" in note]) == 1
-        assert capfd.readouterr().err.count("not pinned from now on") == 1
-        assert settled_pinned_bytes() == before
 
-    def test_strict(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With strict=True the refusal is an error at one of the next batches."""
-        monkeypatch.setattr(Driver, "register", overlapping)
-        loader = numapin.DataLoader(Filled(4000, 1 << 16), BATCH, num_workers=2, pin_memory=True, strict=True)
-        with pytest.raises(BindingRefused, match="ALREADY_REGISTERED"):
-            list(loader)
-        assert_no_error_is_pending()
+def test_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With strict=True the refusal is an error at one of the next batches."""
+    monkeypatch.setattr(Driver, "register", overlapping)
+    loader = numapin.DataLoader(Filled(4000, 1 << 16), BATCH, num_workers=2, pin_memory=True, strict=True)
+    with pytest.raises(BindingRefused, match="ALREADY_REGISTERED"):
+        list(loader)
+    assert_no_error_is_pending()
 
-    @pytest.mark.parametrize("kind", OPTIONS)
-    def test_a_limit_on_locked_memory(self, kind: str) -> None:
-        """Under `ulimit -l 64` batches are correct and no error is pending, whether the driver enforces it or not."""
-        told = json.loads(run_program("limited", kind))
-        assert (told["wrong"], told["batches"]) == ([], 200)
-        refused = [note for note in told["notes"] if "not pinned from now on" in note]
-        assert bool(refused) != bool(told["hits"]), told
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_limit_on_locked_memory(kind: str) -> None:
+    """Under `ulimit -l 64` batches are correct and no error is pending, whether the driver enforces it or not."""
+    told = json.loads(run_program("limited", kind))
+    assert (told["wrong"], told["batches"]) == ([], 200)
+    refused = [note for note in told["notes"] if "not pinned from now on" in note]
+    assert bool(refused) != bool(told["hits"]), told

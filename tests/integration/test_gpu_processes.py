@@ -25,8 +25,13 @@ each_number = pytest.mark.parametrize(
     "num_ranks",
     [
         1,
-        pytest.param(2, marks=pytest.mark.multigpu),
-        pytest.param(4, marks=pytest.mark.multigpu),
+        *(
+            pytest.param(
+                number,
+                marks=[pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < number, reason="fewer NVIDIA GPUs")],
+            )
+            for number in (2, 4)
+        ),
     ],
 )
 
@@ -47,19 +52,12 @@ mark("holds")
 
 
 def used_mib() -> list[int]:
-    """Return how much memory is in use on each GPU."""
-    told = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [int(line) for line in told.stdout.split()]
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return [int(line) for line in subprocess.check_output(query, text=True).split()]
 
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """End the processes that a failed test has left."""
     yield
     while Job.started:
         Job.started.pop().clean()
@@ -67,20 +65,21 @@ def ended() -> Iterator[None]:
 
 @pytest.fixture
 def before() -> list[int]:
-    """Give the memory in use on the GPUs before anything is started."""
     return used_mib()
 
 
+def are_free(before: list[int]) -> bool:
+    """Wait until the GPUs have no more memory in use than before; return whether that came true."""
+    return wait_until(lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20)
+
+
 def assert_given_back(job: Job, before: list[int]) -> None:
-    """Fail unless all processes have ended and each GPU has its memory back."""
     assert job.leftovers().startswith("no process left"), job.err
-    assert wait_until(lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20)
+    assert are_free(before)
 
 
 def start(folder: Path, num_ranks: int, *options: str, then: str) -> Job:
     """Start a job whose ranks hold most of their GPUs, and wait until they do."""
-    if num_ranks > len(UUIDS):
-        pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
     command = ["--nproc-per-node", str(num_ranks), *options]
     job = Job(folder, "numapin", command, HOLDS + then, CUDA_VISIBLE_DEVICES=",".join(UUIDS))
     job.await_marks("holds", num_ranks)
@@ -176,20 +175,14 @@ class TestSpawn:
 
     def test_each_rank_has_its_gpu(self, num_ranks: int) -> None:
         """The sum over all ranks is correct, on the planned GPUs."""
-        if num_ranks > len(UUIDS):
-            pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
         expected = num_ranks * (num_ranks + 1) / 2
         done = numapin.spawn(reduced, num_ranks=num_ranks, timeout=120)
         assert done == tuple((expected, uuid, uuid) for uuid in UUIDS[:num_ranks])
 
     def test_the_first_error_is_raised(self, num_ranks: int, before: list[int]) -> None:
         """If one rank raises while others wait in a collective, its traceback is raised soon, and the GPUs are free."""
-        if num_ranks > len(UUIDS):
-            pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
         begin = time.monotonic()
         with pytest.raises(RankError, match="after the first collective"):
             numapin.spawn(reduced, (num_ranks - 1,), num_ranks=num_ranks, timeout=120, shutdown_timeout=2)
         assert time.monotonic() - begin < 60
-        assert wait_until(
-            lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20
-        )
+        assert are_free(before)

@@ -22,7 +22,6 @@ PROGRAM = str(Path(__file__).with_name("gpu_tracing.py"))
 
 @cache
 def traced(case: str) -> Any:
-    """Return the report about a case."""
     with TemporaryDirectory() as folder:
         options = ("--nproc-per-node", "1", "--quiet", "--skip", "40", "--steps", "10", "--json")
         done = numapin("trace", *options, "--output", f"{folder}/out", PROGRAM, case)
@@ -31,7 +30,6 @@ def traced(case: str) -> Any:
 
 
 def batches(case: str) -> dict[str, Any]:
-    """Return the copies of whole batches to the GPU."""
     (rank,) = traced(case)["ranks"]
     large = [one for one in rank["copies"] if one["direction"] == "HtoD" and one["bytes"] >= 30e6 * one["count"]]
     assert len(large) == 1, rank["copies"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import numapin
-from tests.integration.gpu_loading import BATCH, CYCLES, MIB, Filled, assert_no_error_is_pending, needs_gpu
+from tests.integration.gpu_loading import BATCH, CYCLES, MIB, Filled, assert_no_error_is_pending, cuda, needs_gpu
 from tests.integration.seam import Driver
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = needs_gpu
 
-cuda: Any = torch.cuda  # torch's streams have no type annotations
 NUM_BATCHES = 24
 
 
@@ -30,7 +29,6 @@ class Held:
 
     @property
     def values(self) -> torch.Tensor:
-        """Return the tensor."""
         return self.parts["values"]
 
 
@@ -41,20 +39,17 @@ def held(batch: torch.Tensor) -> Held:
 
 
 def loader_of(function: Callable[[Any], Any], **options: Any) -> Any:
-    """Return a loader of `NUM_BATCHES` batches."""
     data = Filled(NUM_BATCHES * BATCH)
     return numapin.DataLoader(data, BATCH, num_workers=2, device="cuda", device_transform=function, **options)
 
 
 def wrong_among(seen: torch.Tensor) -> list[int]:
-    """Return the numbers of the doubled batches that have wrong values."""
     cuda.synchronize()
     expected = 2 * torch.arange(len(seen) * BATCH, dtype=torch.int32, device="cuda").view(len(seen), BATCH, 1)
     return (seen != expected).flatten(1).any(1).nonzero().flatten().tolist()
 
 
 def room() -> torch.Tensor:
-    """Return memory for copies of all batches."""
     return torch.zeros((NUM_BATCHES, BATCH, MIB // 4), dtype=torch.int32, device="cuda")
 
 

@@ -1,14 +1,12 @@
-"""Iterators and threads of numapin.DataLoader that are alive when Python exits neither print nor abort."""
+"""numapin.DataLoader in whole programs: what is alive when Python exits, and the threads of numpy's BLAS in workers."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.integration.launching import call, script
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.needs import needs_two_cpus
 
 # Each ending runs in a child that was forked after torch's import. "kept": references in other modules keep an iterator
 # alive until Python has emptied its module, as dill's do.
@@ -116,11 +114,7 @@ for ending in sys.argv[2:]:
 
 
 def test_the_end_of_python_is_silent(tmp_path: Path) -> None:
-    """Nothing is printed, with or without workers, also with persistent ones, and while slots are pinned or freed.
-
-    A driver call that does not return does not keep the process from ending. After an error, the program's own
-    traceback is all.
-    """
+    """Nothing is printed, with or without workers, also with persistent ones, and while slots are pinned or freed."""
     kept = ("kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch")
     endings = ("end", "raise", "exit", "settle", "settle_forever", "reclaim", "reclaim_late", *kept)
     done = call(sys.executable, script(tmp_path, _PROGRAM), str(tmp_path), *endings)
@@ -133,3 +127,21 @@ def test_the_end_of_python_is_silent(tmp_path: Path) -> None:
     assert error.startswith("Traceback (most recent call last):\n")
     assert error.endswith("LookupError: the user's own\n")
     assert "ignored" not in error
+
+
+@needs_two_cpus  # with one, BLAS has one thread anyway
+def test_numpy_in_workers() -> None:
+    """BLAS uses one thread in our workers, forked or spawned, or the user's number; in torch's, that of the rank.
+
+    torch keeps its one thread. No idle BLAS threads are left behind: a worker has its main thread and the one that
+    watches the rank. What the user's worker_init_fn sets stays.
+    """
+    threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
+    done = call(sys.executable, "-m", "tests.data.blas", cwd=Path(__file__).resolve().parents[2], **threads)
+    assert done.status == 0, done.err
+    seen = {name: [int(n) for n in numbers] for name, *numbers in map(str.split, done.out.splitlines())}
+    assert [numbers.pop() for numbers in seen.values()] == [1] * len(seen)
+    assert seen["torch"] == [2, 2, 2]
+    assert seen["numapin"] == seen["numapin-spawn"] == [1, 2, 1]
+    assert seen["numapin-2"][::2] == seen["numapin-0"][::2] == [2, 2]
+    assert seen["numapin-own"][::2] == [1, 5]

@@ -36,13 +36,10 @@ NUMBERS = Made(lambda index: torch.cat((torch.full((8,), float(index)), torch.ra
 
 @dataclass(slots=True)
 class Forks:
-    """How many of the next forks hang."""
-
     num_to_hang: int = 0
     hangs: bool = False
 
     def before(self) -> None:
-        """Decide in the parent whether this fork hangs."""
         self.hangs = self.num_to_hang > 0
         self.num_to_hang -= self.hangs
 
@@ -58,10 +55,7 @@ os.register_at_fork(before=_FORKS.before, after_in_child=_FORKS.in_child)
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """A stream of rows, divided between two workers."""
-
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Yield the rows of this worker."""
         info = get_worker_info()
         assert info is not None
         return (torch.full((8,), float(index)) for index in range(info.id, ROWS, 2))
@@ -72,9 +66,18 @@ def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
     return [batch.tolist() for batch in batches] if whole else sorted(float(batch[0, 0]) for batch in batches)
 
 
-def _require_good_end(folder: Path, text: str) -> None:
-    """Run a script that must end with status 0, without an unraisable exception."""
-    status, _out, err = run_script(folder, text)
+# Workers hang in their forks as long as `hang` is true.
+HANGING = """
+import os, signal, threading, time, numapin
+hang, lock = True, threading.Lock()
+def in_child():
+    while hang: {hangs}
+os.register_at_fork(after_in_child=in_child)
+"""
+
+
+def _require_good_end(folder: Path, text: str, hangs: str = "lock.acquire()") -> None:
+    status, _out, err = run_script(folder, HANGING.format(hangs=hangs) + text)
     assert (status, "Exception ignored" in err) == (0, False), err
 
 
@@ -153,14 +156,10 @@ def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> No
     """A hung worker that is left at exit blocks nothing, stopped or not, also if the script handles SIGTERM."""
     _require_good_end(
         tmp_path,
-        "import os, signal, threading, time, numapin\n"
-        "hang, lock = True, threading.Lock()\n"
-        "def in_child():\n"
-        f"    while hang: {hangs}\n"
-        "os.register_at_fork(after_in_child=in_child)\n"
         "signal.signal(signal.SIGTERM, lambda *_: None)\n"
         "left = iter(numapin.DataLoader(range(8), num_workers=1))\n"
         f"while {hangs != 'pass'} and not left._context.hung(left._workers): time.sleep(0.02)\n",
+        hangs,
     )
 
 
@@ -183,16 +182,11 @@ def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
     """A worker that the script's SIGCHLD handler reaped is left alone; multiprocessing thinks it is alive."""
     _require_good_end(
         tmp_path,
-        "import os, signal, threading, time, numapin\n"
         "def reap(*_):\n"
         "    try:\n"
         "        while os.waitpid(-1, os.WNOHANG)[0]: pass\n"
         "    except ChildProcessError: pass\n"
         "signal.signal(signal.SIGCHLD, reap)\n"
-        "hang, lock = True, threading.Lock()\n"
-        "def in_child():\n"
-        "    while hang: lock.acquire()\n"
-        "os.register_at_fork(after_in_child=in_child)\n"
         "dropped = iter(numapin.DataLoader(range(8), num_workers=2))\n"
         "gone, left = dropped._workers\n"
         "while len(dropped._context.hung(dropped._workers)) < 2: time.sleep(0.02)\n"
@@ -242,7 +236,8 @@ def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
     """If no descriptors are left, workers cannot be inspected, but the iterator and its workers still end."""
     _require_good_end(
         tmp_path,
-        "import os, resource, numapin\n"
+        "import resource\n"
+        "hang = False\n"
         "hold = iter(numapin.DataLoader(range(8), num_workers=2))\n"
         "next(hold)\n"
         "hold._context._page[0] = 0\n"

@@ -7,13 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.launching import all_ended, call, environment, script
+from tests.data.warm import run_script
+from tests.integration.forking import CommandLine
+from tests.integration.launching import Done, all_ended, call, environment, numapin, script, start, torchrun
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 IN_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")  # with the network and the user of the host
 BEGIN = """
@@ -51,27 +58,20 @@ time.sleep(1000)
 def ranks(text: str, num_ranks: int, **changes: str) -> list[Any]:
     """Start ranks without a launcher, as one would, rank CONTAINED in a PID namespace; return how each ended."""
     job = {"LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(os.getpid()), "NUMAPIN_RUN_DIR": ""}
-    started = [
-        subprocess.Popen(
-            [*(IN_CONTAINER if changes.get("CONTAINED") == str(rank) else ()), sys.executable, "-c", text],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(**job, **{"LOCAL_RANK": str(rank), "RANK": str(rank), **changes}),
-        )
-        for rank in range(num_ranks)
-    ]
+    started, pipe = [], subprocess.PIPE
+    for rank in map(str, range(num_ranks)):
+        line = [*(IN_CONTAINER if changes.get("CONTAINED") == rank else ()), sys.executable, "-c", text]
+        environ = environment(**job, **{"LOCAL_RANK": rank, "RANK": rank, **changes})
+        started.append(subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environ))
     return all_ended(*started)
 
 
 def found_by(outputs: str) -> list[dict[str, Any]]:
-    """Return what the ranks have shown, in their order."""
     lines = [json.loads(line) for line in outputs.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda line: str(line["rank"]))
 
 
 def check_shared(outputs: str, num_ranks: int) -> None:
-    """Check that the data was made once, and that all ranks map one file."""
     found = found_by(outputs)
     assert outputs.count("made\n") == 1
     assert [rank["rank"] for rank in found] == [str(rank) for rank in range(num_ranks)]
@@ -80,30 +80,26 @@ def check_shared(outputs: str, num_ranks: int) -> None:
     assert len(found[0]["files"]) == 1
 
 
-@pytest.mark.parametrize("launcher", ["numapin", "torch.distributed.run"])
-def test_ranks_of_a_launcher_share_one_file(tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize("launcher", [partial(numapin, "run", "--quiet"), torchrun], ids=["numapin", "torchrun"])
+def test_ranks_of_a_launcher_share_one_file(tmp_path: Path, launcher: Callable[..., Done]) -> None:
     """Under numapin run and torchrun, the first rank makes the data, and all ranks map the same file."""
-    command = (sys.executable, "-m", launcher, *(["run", "--quiet"] if launcher == "numapin" else []))
-    done = call(*command, "--nproc-per-node", "3", script(tmp_path, SHARE))
+    done = launcher("--nproc-per-node", "3", script(tmp_path, SHARE))
     assert done.status == 0, done.err
     check_shared(done.out, 3)
 
 
 def test_ranks_that_all_see_local_rank_0_share_one_file() -> None:
-    """With torchrun's --virtual-local-rank, RANK tells which rank is the first of its host."""
-    group = {"WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
-    done = ranks(SHARE, 2, LOCAL_RANK="0", TORCHELASTIC_RUN_ID="x", **group)
+    """With torchrun's --virtual-local-rank, RANK tells which rank is the first of its host.
+
+    On torchrun's second host it is the one with LOCAL_RANK=0, whatever its RANK is: here 1 of 3.
+    """
+    group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}
+    done = ranks(SHARE, 2, LOCAL_RANK="0", WORLD_SIZE="2", **group)
     assert [rank.status for rank in done] == [0, 0], done
     check_shared("".join(rank.out for rank in done), 2)
-
-
-def test_hosts_with_unequal_numbers_of_ranks_share_one_file() -> None:
-    """The first rank of torchrun's second host is the one with LOCAL_RANK=0, whatever its RANK is: here 1 of 3."""
-    group = {"WORLD_SIZE": "3", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     shift = "os.environ['RANK'] = str(1 + int(os.environ['LOCAL_RANK']))"
-    done = ranks(
-        SHARE.replace("shared =", f"{shift}\nshared =").replace("share(load)", "share(load, timeout_s=200)"), 2, **group
-    )
+    text = SHARE.replace("shared =", f"{shift}\nshared =").replace("share(load)", "share(load, timeout_s=200)")
+    done = ranks(text, 2, WORLD_SIZE="3", **group | {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"})
     assert [rank.status for rank in done] == [0, 0], done
 
 
@@ -228,11 +224,10 @@ def test_a_rank_that_does_not_call_is_named(absent: int, problem: str) -> None:
 
 def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
     """Once the launcher and all ranks are killed, no process maps the file; neither file nor socket had a name."""
-    launcher = [sys.executable, "-m", "numapin", "run", "--quiet", "--nproc-per-node", "2"]
-    command = [*launcher, script(tmp_path, KILLED)]
-    out = tmp_path / "out"
-    with out.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, env=environment(TMPDIR=str(tmp_path)))
+    line = ["run", "--quiet", "--nproc-per-node", "2", script(tmp_path, KILLED)]
+    environ, out = environment(TMPDIR=str(tmp_path)), tmp_path / "out"
+    command = CommandLine(module="numapin", arguments=line, environ=environ, cwd=str(tmp_path))
+    process = start(command, out=out, err=tmp_path / "err", fork=True)
     try:
         assert wait_until(lambda: len(found_by(out.read_text())) == 2, limit_s=100)
         found = found_by(out.read_text())
@@ -242,20 +237,19 @@ def test_nothing_is_left_after_sigkill(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     for rank in found:
-        os.kill(rank["pid"], signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended with the launcher
+            os.kill(rank["pid"], signal.SIGKILL)
     assert wait_until(lambda: not mapped(found[0]["files"][0]), limit_s=60)
     assert wait_until(lambda: not before & sockets(), limit_s=100)
-    places = (tmp_path, Path("/dev/shm"))  # noqa: S108 - only looked at
-    assert not [path for place in places for path in place.rglob("*numapin-share*")]
+    name = "*numapin-share*"
+    assert [*tmp_path.rglob(name), *Path("/dev/shm").glob(name)] == []  # noqa: S108 - other tests' folders come and go
 
 
 def sockets() -> set[str]:
-    """Return the names of all sockets of numapin.share on this machine."""
     return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "numapin-share" in line}
 
 
 def mapped(number: str) -> bool:
-    """Return whether a process maps a file of shared memory with this number."""
 
     def maps_it(path: Path) -> bool:
         try:
@@ -291,7 +285,7 @@ def test_processes_of_every_kind_map_the_same_file(tmp_path: Path) -> None:
     """Forked processes, and those that get their arguments pickled, map the file; an array's slice is not copied."""
     done = call(sys.executable, script(tmp_path, PROCESSES))
     assert done.status == 0, done.err
-    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    found = found_by(done.out)
     assert [each["method"] for each in found] == ["fork", "spawn", "forkserver"]
     for each in found:
         assert each["found"] == [True, list(range(7, 20, 2)), True, each["files"]]
@@ -312,6 +306,7 @@ class Rows(torch.utils.data.Dataset):
         return self.rows[index] + self.samples[index][1], inside
 if __name__ == "__main__":
     rows = numapin.share(torch.arange(800).view(8, 100))
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["numpy", "torch.utils.data", "numapin"])
     for kind in (numapin.DataLoader, torch.utils.data.DataLoader):
         loader = kind(Rows(numapin.share(load), rows[:, 3]), batch_size=4, num_workers=1,
                       multiprocessing_context="forkserver")
@@ -324,19 +319,21 @@ def test_workers_that_are_not_forked_read_the_same_tensor(tmp_path: Path) -> Non
     """Workers of torch's DataLoader and of ours get a slice of a shared tensor by reference."""
     done = call(sys.executable, script(tmp_path, LOADERS))
     assert done.status == 0, done.err
-    found = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
+    found = found_by(done.out)
     assert [each["values"] for each in found] == [[101 * index + 3 for index in range(8)]] * 2
     assert [each["inside"] for each in found] == [[True] * 8] * 2
 
 
 COLLATED = f"""{BEGIN}
-import numpy, torch
+import numpy, torch, warnings
+warnings.simplefilter("error", UserWarning)
 rows = numapin.share(lambda: [numpy.arange(3) + number for number in range(4)])
 for size in (None, 2):
     show(rows=[batch.tolist() for batch in torch.utils.data.DataLoader(rows, batch_size=size)])
 """
 OWN = f"""{BEGIN}
-import numpy, torch
+import numpy, torch, warnings
+warnings.simplefilter("error", UserWarning)
 numapin.share(lambda: [numpy.arange(3)])[0]
 torch.as_tensor(numpy.frombuffer(b"the user", dtype="uint8"))
 """
@@ -344,11 +341,11 @@ torch.as_tensor(numpy.frombuffer(b"the user", dtype="uint8"))
 
 def test_torch_collates_shared_arrays_without_a_warning(tmp_path: Path) -> None:
     """Its warning of a crash after a write to arrays that are not writable does not concern them, only others."""
-    done = call(sys.executable, "-W", "error::UserWarning", script(tmp_path, COLLATED))
+    status, out, err = run_script(tmp_path, COLLATED)
     rows = [[number, number + 1, number + 2] for number in range(4)]
-    assert [each["rows"] for each in found_by(done.out)] == [rows, [rows[:2], rows[2:]]], done
-    own = call(sys.executable, "-W", "error::UserWarning", script(tmp_path, OWN))  # torch warns once a process
-    assert (done.status, own.status, "not writable" in own.err) == (0, 1, True), own
+    assert (status, [each["rows"] for each in found_by(out)]) == (0, [rows, [rows[:2], rows[2:]]]), err
+    status, _, err = run_script(tmp_path, OWN)  # torch warns once a process
+    assert (status, "not writable" in err) == (1, True), err
 
 
 MEMORY = f"""{BEGIN}

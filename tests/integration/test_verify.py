@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 
 from numapin.errors import MachineError
 from tests.integration import seam
-from tests.integration.launching import NUMAPIN, Done, call, forked, numapin, script
+from tests.integration.launching import NUMAPIN, Done, call, environment, forked, numapin, script
 from tests.integration.seam import CpuSet, handover, run_folder
 from tests.integration.staying import JOB, staying_job
 from tests.needs import needs_root, needs_two_cpus
@@ -20,42 +21,49 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CPUS = sorted(os.sched_getaffinity(0))
-verify_command = seam.verify
 
 
 def _verify(folder: Path, *options: str) -> Done:
     return forked("verify", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
 
 
-def _top(folder: Path) -> Done:
-    return forked("top", "--once", "--json", "--interval", "0.2", NUMAPIN_RUN_DIR=str(folder / "runs"))
+def _top(folder: Path, *options: str) -> Done:
+    return forked("top", "--once", "--interval", "0.2", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
 
 
 class TestRunningJob:
     """Jobs that keep running while they are inspected."""
 
     def test_bound_job_holds(self, tmp_path: Path) -> None:
-        """The table says that two ranks hold, the JSON has the bindings that were applied, and the status is 0."""
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2) as launcher:
+        """The table says that two ranks hold, the JSON has the bindings that were applied, and the status is 0.
+
+        The JSON of `top` has CPUs, threads, pages and no GPU; its table has a row per rank.
+        """
+        with staying_job(tmp_path, num_ranks=2) as launcher:
             table, report = _verify(tmp_path), _verify(tmp_path, "--json")
+            shown, top = _top(tmp_path), _top(tmp_path, "--json")
             by_pid = _verify(tmp_path, "--json", "--pid", str(launcher))
         assert (table.status, report.status) == (0, 0), table.err + report.err
         rows = table.out.splitlines()[1:3]
-        assert [(row.split()[0], row.split()[4], row.split()[-1]) for row in rows] == [
-            ("0", "2/2", "ok"),
-            ("1", "2/2", "ok"),
-        ]
+        assert [" ".join(row.split()[i] for i in (0, 4, -1)) for row in rows] == ["0 2/2 ok", "1 2/2 ok"]
         told = json.loads(report.out)
         assert (told["schema"], told["holds"]) == ("numapin.report/1", True)
         for rank in told["ranks"]:
             assert rank["applied"]["cpus"] == rank["requested"]["cpus"]
         assert json.loads(by_pid.out)["run"] == told["run"]
+        assert (shown.status, top.status) == (0, 0), shown.err + top.err
+        assert [row.split()[0] for row in shown.out.splitlines()[3:5]] == ["0", "1"]
+        seen = json.loads(top.out)
+        assert (seen["schema"], seen["ended"], seen["interval_s"] > 0.19) == ("numapin.top/1", False, True)
+        assert seen["swap_in_pages_per_s"] >= 0
+        for rank in seen["ranks"]:
+            assert (rank["threads"], rank["threads_off_plan"], rank["gone"]) == (2, 0, False)
+            assert (rank["pinned_bytes"], rank["gpu_busy_share"]) == (0, None)
 
     @needs_two_cpus
     def test_moved_thread_is_found(self, tmp_path: Path) -> None:
         """A thread that moved outside the rank's CPUs is reported, and the status is 1; `attach` binds it again."""
-        command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
-        with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
+        with staying_job(tmp_path, "--cpus-per-rank", "1", moved_to=CPUS[1]):
             done = _verify(tmp_path)
             bound = forked("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
             after = _verify(tmp_path)
@@ -72,27 +80,27 @@ class TestRunningJob:
     def test_squeezed_ranks_are_found(self, tmp_path: Path) -> None:
         """Ranks whose program keeps to one CPU are off the plan for `verify` and `top`; the remedy undoes that."""
         narrow = f"import os\nos.sched_setaffinity(0, {{{CPUS[0]}}})\n{JOB}"
-        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=narrow):
-            squeezed, shown = _verify(tmp_path), _top(tmp_path)
+        with staying_job(tmp_path, num_ranks=2, job_script=narrow):
+            squeezed, shown = _verify(tmp_path), _top(tmp_path, "--json")
             remedy = squeezed.out.partition("to give the CPUs back now: numapin ")[2].partition("note:")[0].split()
             bound = forked(*remedy, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
             after = _verify(tmp_path)
-        assert (squeezed.status, [row.split()[-2:] for row in squeezed.out.splitlines()[1:3]]) == (
-            1,
-            [["off", "plan"]] * 2,
-        )
-        planned = CpuSet(CPUS)
-        assert f"the main thread may run on CPUs {CPUS[0]} only; planned: {planned}" in squeezed.out
+        assert (squeezed.status, squeezed.out.count("off plan\n")) == (1, 2)
+        assert f"the main thread may run on CPUs {CPUS[0]} only; planned: {CpuSet(CPUS)}" in squeezed.out
         assert [rank["threads_off_plan"] for rank in json.loads(shown.out)["ranks"]] == [1, 1]
         assert (bound.status, after.status) == (0, 0), bound.err + after.out
 
     @needs_two_cpus
     def test_job_that_plain_python_runs(self, tmp_path: Path) -> None:
-        """An unbound process is compared with numapin's plan for one rank; fewer CPUs than that are a warning.
-
-        From a shell that may use only one CPU, the plan has only that CPU, so the same process is not bound.
-        """
-        with staying_job(tmp_path, sys.executable) as pid:
+        """An unbound process is compared with numapin's plan for one rank; fewer CPUs than that are a warning."""
+        code = (
+            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); print(flush=True)"
+        )
+        pipe, line = subprocess.PIPE, [sys.executable, "-c", f"{code}; open(0).read()"]
+        with subprocess.Popen(line, stdin=pipe, stdout=pipe, env=environment()) as process:
+            assert process.stdout
+            process.stdout.readline()
+            pid = process.pid
             free = _verify(tmp_path, "--json", "--pid", str(pid))
             outside = call("taskset", "-c", str(CPUS[0]), *NUMAPIN, "verify", "--pid", str(pid))
             os.sched_setaffinity(pid, {CPUS[0]})
@@ -152,26 +160,23 @@ def test_what_cannot_be_read_is_told_in_words(monkeypatch: pytest.MonkeyPatch, e
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(verify_command, "find_job", fail)
+    monkeypatch.setattr(seam.verify, "find_job", fail)
     with pytest.raises(MachineError, match="the job cannot be read: ") as caught:
-        verify_command.verify.main([], standalone_mode=False)
+        seam.verify.verify.main([], standalone_mode=False)
     assert caught.value.exit_code == 3
 
 
-class TestEnded:
-    """A job that ends while it is read."""
-
-    def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
-        """If all ranks have ended by the time they are read, the job has ended; without records it has not begun."""
-        plan = json.loads(forked("plan", "--nproc-per-node", "1", "--json").out)
-        record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
-        with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
-            handover.write_json(folder, handover.PLAN, plan)
-            assert "no rank has started yet" in _verify(tmp_path).err
-            handover.write_json(folder, "observed-0-0.json", record)
-            done = _verify(tmp_path)
-        assert done.status == 2
-        assert "the job ended while it was read" in done.err
+def test_job_that_ends_meanwhile(tmp_path: Path) -> None:
+    """If all ranks have ended by the time they are read, the job has ended; without records it has not begun."""
+    plan = json.loads(forked("plan", "--nproc-per-node", "1", "--json").out)
+    record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
+    with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
+        handover.write_json(folder, handover.PLAN, plan)
+        assert "no rank has started yet" in _verify(tmp_path).err
+        handover.write_json(folder, "observed-0-0.json", record)
+        done = _verify(tmp_path)
+    assert done.status == 2
+    assert "the job ended while it was read" in done.err
 
 
 class TestRun:

@@ -1,22 +1,30 @@
 """Ranks that run in forks of a process which has torch, and the hook of `numapin trace` in it, imported.
 
+<<<<<<< HEAD
 Importing torch takes a rank 1.5 s of CPU time. Of a script, another one is made, for the launcher, which has a forker
 (forking.py) run the first one with its own environment, folder, CPUs and files, and ends as the fork does. Tests of how
 hooks come into a rank, of DataLoaders that numapin replaces, of signals, and of what restarts, start their ranks anew.
+=======
+The launcher gets a script that has a forker (forking.py) run the real one with its own environment, folder, CPUs and
+files, and that ends as the fork does. Tests of how hooks come into a rank, of DataLoaders that numapin replaces, of
+signals, and of what restarts, start their ranks anew: importing torch takes a rank 1.5 s of CPU time.
+
+>>>>>>> t3
 What Python, OpenMP and torch read when they start (PYTHON*, LD_*, OMP_NUM_THREADS) is the forker's, not the rank's.
 """
 
 from __future__ import annotations
 
 import atexit
-import tempfile
 from functools import cache
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.integration.forking import Forker
 from tests.integration.launching import environment, script
 from tests.integration.seam import StepSettings, steps_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _IMPORTED: Final = (
     *("torch", "torch.distributed", "torch.optim", "torch.profiler", "torch.utils.data"),
@@ -25,23 +33,18 @@ _IMPORTED: Final = (
 
 
 def forked_script(folder: Path, text: str) -> str:
-    """Write a script, train.py, and return the path of the one that has it run in a fork."""
     return script(folder, client(script(folder, text)), "starts_train.py")
 
 
 def client(path: str) -> str:
-    """Return a script that has the script `path` run in a fork."""
     return _forker().client(path)
 
 
 @cache
 def _forker() -> Forker:
-    """Start this test process's forker at the first call."""
-    folder = tempfile.TemporaryDirectory(prefix="np-ranks-")
-    atexit.register(folder.cleanup)
     own = environment()
     settings = StepSettings(folder="out", steps=1, skip=1)  # DataLoaders keep this one: use --output out
     environ = own | steps_environment(settings.to_text(), own, variable="NUMAPIN_TRACE")
-    forker = Forker(environ, _IMPORTED, str(Path(folder.name, "s")))
+    forker = Forker(environ, _IMPORTED)
     atexit.register(forker.close)
     return forker
