@@ -90,6 +90,10 @@ class Logs:
             shutil.rmtree(folder, ignore_errors=True)
             for local_rank in range(place.num_ranks):
                 os.makedirs(os.path.join(folder, str(local_rank)))
+            for stream, _bit in _STREAMS:
+                if getattr(self._job, f"duplicate_{stream}_filters"):
+                    with open(f"{folder}/filtered_{stream}.log", "x"):  # as under torchrun, also if no line matches
+                        pass
         except OSError as error:
             raise UsageError(f"no folder for logs can be made in {base}: {error.strerror}", _REMEDY) from None
         return folder
@@ -119,9 +123,6 @@ class Logs:
             source = open(path, "a+", errors="replace")  # noqa: SIM115 - for as long as the rank runs
             source.seek(0)
             filters, filtered = getattr(self._job, f"duplicate_{stream}_filters"), f"{folder}/filtered_{stream}.log"
-            if filters:
-                with open(filtered, "a"):  # under torchrun it is there, too, if no line matches
-                    pass
             sources.append((source, getattr(sys, stream), prefix, filters, filtered))
         is_last = False
         while not is_last:
