@@ -60,33 +60,27 @@ class Machine:
 
     @cached_property
     def present(self) -> CpuSet:
-        """Return every CPU, offline ones included."""
         return CpuSet().union(*(CpuSet.parse(p["cpus"]) for p in self.packages))
 
     @cached_property
     def online(self) -> CpuSet:
-        """Return the online CPUs."""
         return self.present - CpuSet.parse(self.offline)
 
     @cached_property
     def cpu_nodes(self) -> dict[int, CpuSet]:
-        """Return the online CPUs of each node that has any."""
         found = {node["id"]: CpuSet.parse(node.get("cpus", "")) & self.online for node in self.nodes}
         return {node: cpus for node, cpus in found.items() if cpus}
 
 
 def load(name: str) -> Machine:
-    """Read the facts of one machine."""
     return Machine(name=name, **tomllib.loads((HERE / f"{name}.toml").read_text()))
 
 
 def describe(machine: Machine, kind: str) -> str:
-    """Return the file of hwloc or NCCL (RCCL) that describes the machine, as far as such a file goes."""
     return (HERE / "described" / f"{machine.name}.{kind}.xml").read_text()
 
 
 def write_root(machine: Machine, root: Path) -> Path:
-    """Write the machine's sys/ and proc/ below `root`, and return it."""
     end = "\n\0" if machine.capture.get("nul") else "\n"
     sources = (_cpu_files, _node_files, _pci_files, _other_nic_files, _kfd_files, _proc_files)
     for path, text in chain.from_iterable(files(machine) for files in sources):
@@ -141,7 +135,6 @@ def nccl_xml(machine: Machine) -> str | None:
 
 
 def uuid(index: int) -> str:
-    """Return the synthetic UUID of a GPU by its NVML index."""
     return f"GPU-{index:08x}-0000-4000-8000-00000000000{index:x}"
 
 
@@ -185,7 +178,6 @@ def _topology_files(machine: Machine, package: int, core: int, groups: dict[str,
 
 
 def _cache_files(machine: Machine, cores: list[CpuSet]) -> Iterator[tuple[str, str]]:
-    """Yield the files of the L3 caches of a package, each of which `l3_cores` cores share."""
     size = machine.l3_cores or 0
     for start in range(0, len(cores), size) if size else ():
         l3 = CpuSet().union(*cores[start : start + size]) & machine.online
@@ -252,7 +244,6 @@ def _has_tiles(machine: Machine, device: dict[str, Any]) -> bool:
 
 
 def _other_nic_files(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield the files of network devices that are not on PCI, such as Hyper-V's."""
     for nic in (nic for nic in machine.nics if "bus" in nic):
         at = f"sys/devices/{_nic_path(nic)}/net/{nic['name']}"
         yield f"{at}/type", str(nic.get("type", 1))
@@ -301,7 +292,6 @@ def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str
 
 
 def _identity(machine: Machine, device: dict[str, Any]) -> dict[str, str]:
-    """Return class and vendor of a GPU, NIC or bridge."""
     if device in machine.gpus:
         number, device_class = _VENDORS[machine.vendor]
         return {"class": device.get("class", device_class), "vendor": number}

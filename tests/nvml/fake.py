@@ -56,7 +56,6 @@ class FakeGpu:
     fails: Mapping[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return this GPU's lines of a data file."""
         told = {
             "uuid": self.uuid,
             "pci": self.pci,
@@ -96,7 +95,6 @@ def render(gpus: Sequence[FakeGpu], *, fails: Mapping[str, int] | None = None) -
 
 
 def compiler() -> str | None:
-    """Return the C compiler on PATH, or None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
@@ -118,7 +116,6 @@ def build(folder: Path, *, old: bool = False) -> Path:
 
 
 def environment(library: Path, data: Path, *, log: Path | None = None) -> dict[str, str]:
-    """Return the environment in which a process finds the stand-in, its data, and the log of the calls it gets."""
     others = os.environ.get("LD_LIBRARY_PATH")
     environ = {**os.environ, "FAKE_NVML_DATA": str(data)}
     environ["LD_LIBRARY_PATH"] = os.pathsep.join([str(library.parent), *([others] if others else [])])
@@ -127,13 +124,10 @@ def environment(library: Path, data: Path, *, log: Path | None = None) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeNvml:
-    """The built stand-in, in its complete and its old variant."""
-
     library: Path
     old_library: Path
 
     def environment(self, folder: Path, data: str, *, old: bool = False) -> dict[str, str]:
-        """Write `data` below `folder` and return the environment for a process; its calls go to `folder`/calls."""
         path = folder / "nvml-data"
         path.write_text(data, encoding="utf-8")
         return environment(self.old_library if old else self.library, path, log=folder / "calls")

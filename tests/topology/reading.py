@@ -149,7 +149,6 @@ def _nvml_gpu(index: int, values: Mapping[str, Any]) -> NvmlReading:
 
 
 def written(case: Case, root: Path) -> Path:
-    """Write the machine that the case is based on, and change its details."""
     if case.on == "two":
         _write_files(root, _two_packages())
     else:

@@ -12,7 +12,6 @@ from tests.unit.base.seam import CpuSet, cpu_set
 
 
 def _answer(line: str) -> str:
-    """Return the CPUs of a list or of a mask, or the error."""
     kind, _, text = line.partition(" ")
     try:
         return str(CpuSet.parse(text) if kind == "list" else cpu_set.parse_mask(text))

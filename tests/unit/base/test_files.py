@@ -143,8 +143,6 @@ def test_text_that_cannot_be_encoded(tmp_path: Path) -> None:
 
 @needs_root
 class TestOthersFiles:
-    """Files of another user, on a kernel with fs.protected_* on or off."""
-
     def test_root_does_not_take_a_users_file_away(self, tmp_path: Path) -> None:
         """A file that root replaces keeps its owner, group and mode."""
         path = tmp_path / "file"
@@ -369,8 +367,6 @@ def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
 
 
 class TestCaptures:
-    """A captured machine, whose links stay inside as if its root were "/"."""
-
     @pytest.fixture
     def capture(self, tmp_path: Path) -> Tree:
         """Make a capture with a file, and a secret outside of it."""

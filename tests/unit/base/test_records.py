@@ -19,19 +19,14 @@ HINT = "how to get a good file"
 
 
 class Word(StrEnum):
-    """A choice."""
-
     ONE = "one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """A record inside another one; 7 is no good."""
-
     n: int
 
     def __post_init__(self) -> None:
-        """Check the number."""
         if self.n == 7:
             msg = "7 is no good"
             raise ValueError(msg)
@@ -39,8 +34,6 @@ class Inner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    """A record with an element of each type."""
-
     t: str
     n: int
     f: bool
@@ -74,7 +67,6 @@ MAYBE = {"maybe_t": "y", "maybe_n": 0, "maybe_set": "", "maybe_word": "one", "ma
 
 
 def read(value: object) -> Outer:
-    """Read a file that holds this value."""
     return read_record(Outer, json.dumps(value), source="m.json", hint=HINT)
 
 
@@ -109,7 +101,6 @@ def test_what_is_optional_may_be_null_or_missing() -> None:
 
 
 def _answer(line: str) -> str:
-    """Return the error of a good record with these changes, of other text with a schema, or of text that is no JSON."""
     kind, _, text = line.partition(" ")
     reading: Callable[[], object] = {
         "change": lambda: read({**GOOD, **json.loads(text)}),

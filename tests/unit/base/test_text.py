@@ -53,7 +53,6 @@ def test_words(shown: str, text: str) -> None:
 
 
 def _size(line: str) -> str:
-    """Return the bytes of a size, and how as many are shown."""
     try:
         num_bytes = formats.parse_size(line)
     except ValueError as error:

@@ -31,8 +31,6 @@ HELPER = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A program that has ended: its status, the lines that it printed, and the records in its run's folder."""
-
     status: int
     lines: list[str]
     err: str
@@ -41,8 +39,6 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The nodes of the two GPUs."""
-
     nodes: tuple[int, int] = (0, 0)
 
 

@@ -23,20 +23,15 @@ class Waiting:
         self.error = error
 
     def ring(self) -> None:
-        """Raise what came."""
         if self.error is not None:
             raise self.error
 
 
 class Gone:
-    """A store whose host has ended."""
-
     def add(self, key: str, number: int) -> int:
-        """Fail as torch's does."""
         raise RuntimeError(f"no connection for {key} {number}")
 
     def wait(self, *_: object) -> None:
-        """Fail as torch's does."""
         raise RuntimeError("no connection")
 
 
@@ -61,7 +56,6 @@ def num_arrived(store: Any) -> int | str:
 
 
 def leave(made: Any, error: BaseException | None) -> None:
-    """Leave the job with an error, or without."""
     made.__exit__(None if error is None else type(error), error, None)
 
 

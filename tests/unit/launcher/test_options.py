@@ -27,12 +27,10 @@ TABLE = [option for option in TORCHRUN_OPTIONS if option.since <= TORCH_VERSION]
 
 
 def read(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:
-    """Read a command line."""
     return parse(arguments, OWN, environ or {}, python="python3", prog="numapin run")
 
 
 def _answer(line: str) -> str:
-    """Return what a command line means, after variables, or the mistake in it."""
     variables, _, words = line.rpartition("| ")
     try:
         job = read(words.split(), dict(word.split("=") for word in variables.split()))
@@ -54,7 +52,6 @@ def test_lines_are_read_as_recorded() -> None:
 
 @pytest.fixture(scope="module")
 def torchs() -> argparse.ArgumentParser:
-    """Return torch's parser."""
     return get_args_parser()
 
 
@@ -99,7 +96,6 @@ def test_the_table_is_torchruns(torchs: argparse.ArgumentParser) -> None:
 
 
 def ours(arguments: list[str]) -> Job | str:
-    """Return what `numapin run` makes of arguments, or its error."""
     try:
         return read(arguments)
     except UsageError as error:
@@ -107,7 +103,6 @@ def ours(arguments: list[str]) -> Job | str:
 
 
 def theirs(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object] | str:
-    """Return what torchrun makes of arguments, or its error."""
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
         try:

@@ -77,22 +77,18 @@ VALID = b"\0" + struct.pack("=I", 0x3C85F7CE)
 
 
 def string(content: bytes) -> bytes:
-    """Return a string as clients send it."""
     return struct.pack("=Q", len(content)) + content
 
 
 def strings(contents: Sequence[bytes]) -> bytes:
-    """Return strings, after their number, as clients send them."""
     return struct.pack("=Q", len(contents)) + b"".join(map(string, contents))
 
 
 def request(number: int, *contents: bytes, after: bytes = b"") -> bytes:
-    """Return a request, with strings, as clients send it."""
     return bytes([number]) + b"".join(map(string, contents)) + after
 
 
 def receive(store: RankStore, client: StoreClient, parts: Sequence[bytes]) -> None:
-    """Let a store receive parts of requests from a client."""
     for part in parts:
         client.received += part
         store.receive(client)
@@ -323,13 +319,11 @@ class Selector(selectors.DefaultSelector):
     is_full = False
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Register a socket, or raise OSError."""
         if self.is_full:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return super().register(fileobj, events, data)
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Change a socket's events, or raise OSError."""
         if self.is_full:
             self.unregister(fileobj)  # as Python's own does
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -391,6 +385,5 @@ def test_the_server_without_descriptors() -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

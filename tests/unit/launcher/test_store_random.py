@@ -40,27 +40,22 @@ Chance = random.Random
 
 
 def some(chance: Chance) -> list[bytes]:
-    """Return some keys."""
     return chance.choices(KEYS, k=chance.randint(0, 3))
 
 
 def value(chance: Chance) -> bytes:
-    """Return a value, as it is sent."""
     return string(chance.choice(VALUES))
 
 
 def key(chance: Chance) -> bytes:
-    """Return a key, as it is sent."""
     return string(chance.choice(KEYS))
 
 
 def queue(chance: Chance) -> bytes:
-    """Return the name of a queue, as it is sent."""
     return string(chance.choice(QUEUES))
 
 
 def pairs(chance: Chance) -> bytes:
-    """Return the content of a MULTI_SET."""
     keys = some(chance)
     return struct.pack("=Q", len(keys)) + b"".join(string(one) + value(chance) for one in keys)
 
@@ -101,7 +96,6 @@ class Connection:
         self.send("VALIDATE", struct.pack("=I", MAGIC))
 
     def send(self, request: str, content: bytes = b"") -> None:
-        """Send a request."""
         self.socket.sendall(bytes([REQUESTS.index(request)]) + content)
 
     def answers(self) -> bytes:
@@ -141,7 +135,6 @@ class Talk:
         self._servers = [[Connection(port) for _ in range(NUM_ASKING + len(QUEUES))] for port in (ours, torchs)]
 
     def close(self) -> None:
-        """Close the connections."""
         for connection in chain(*self._servers):
             connection.socket.close()
 

@@ -67,7 +67,6 @@ def _described_rank(rank: RankPlan) -> Iterator[str]:
 
 
 def _refusal(ranks: tuple[RankPlan, ...]) -> Iterator[str]:
-    """Yield what --strict says of the first rank that is not exact."""
     for rank in ranks:
         try:
             rank.require_exact()

@@ -70,8 +70,6 @@ def test_a_node_that_does_not_exist_is_told() -> None:
 
 
 class TestRehearsal:
-    """The rehearsal before the ranks start."""
-
     def test_leaves_the_launcher_as_it_was(self) -> None:
         """Affinity and policy of the calling thread do not change, whatever the ranks get."""
         one = replace(RANK, cpus=CpuSet({min(CPUS)}))

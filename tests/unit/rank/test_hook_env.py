@@ -20,7 +20,6 @@ FOLDER = str(PACKAGE / "rank" / "hook")
 
 
 def _answer(line: str) -> str:
-    """Return the variables that a choice of the loader adds to others, or what is said of a command."""
     first, *words = line.split()
     if first == "refusal":
         return str(hook_env.refusal(words))
@@ -81,7 +80,6 @@ def test_an_old_python_starts_as_without_the_hook(version: str, tmp_path: Path) 
 
 
 def _old_python(version: str) -> str:
-    """Return a Python of this version on PATH or of pyenv; skip the test without one."""
     found = [*map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), shutil.which(f"python{version}")]
     python = next(filter(None, found), None)
     return python or pytest.skip(f"no Python {version}; type: pyenv install {version}")

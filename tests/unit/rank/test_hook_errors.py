@@ -29,21 +29,17 @@ FILE = "error.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A rank's interpreter that has ended: its exit status, its stderr, and what it recorded."""
-
     status: int
     err: str
     record: dict[str, Any] | None
 
     @property
     def text(self) -> str:
-        """The recorded traceback."""
         assert self.record is not None
         return str(self.record["extraInfo"]["py_callstack"])
 
     @property
     def time_s(self) -> float:
-        """The recorded time."""
         assert self.record is not None
         return float(self.record["extraInfo"]["time_s"])
 

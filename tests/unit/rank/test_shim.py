@@ -31,8 +31,6 @@ BARE = "from __future__ import annotations; import ctypes, errno, gc, itertools,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A rank's imports before its program, the program's environment, and the rank's record."""
-
     modules: frozenset[str]
     stderr: str
     environ: dict[str, str]
@@ -41,7 +39,6 @@ class Started:
 
 
 def _modules(stderr: str) -> frozenset[str]:
-    """Return the module names in the output of -X importtime."""
     return frozenset(line.rpartition("|")[2].strip() for line in stderr.splitlines() if line.startswith("import time:"))
 
 
@@ -52,7 +49,6 @@ def _python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """Start one rank of twelve as the launcher does."""
     return _start(PLAN, tmp_path_factory.mktemp("run"))
 
 
@@ -76,8 +72,6 @@ def _start(plan: Plan, folder: Path) -> Started:
 
 
 class TestStart:
-    """A rank that the kernel binds as planned."""
-
     def test_it_imports_next_to_nothing(self, started: Started) -> None:
         """Before its program it loads os, ctypes and some modules of ours: no json, no dataclasses, no plan."""
         bare = _modules(_python(BARE).stderr)
@@ -146,8 +140,6 @@ def test_json_without_json(value: object) -> None:
 
 
 class TestSlices:
-    """Slices of the plan, from the launcher to a rank."""
-
     @pytest.mark.parametrize(
         "rank",
         [

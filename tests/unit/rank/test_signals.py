@@ -48,13 +48,11 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """Return the next line that the child prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def say(process: subprocess.Popen[str]) -> None:
-    """Send the child a line."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -155,7 +153,6 @@ class Signalling(UserDict[int, int]):
     num_readings = 0
 
     def __iter__(self) -> Iterator[int]:
-        """Send the signal to this process."""
         self.num_readings += 1
         if self.num_readings == 2:
             signal.raise_signal(signal.SIGUSR1)

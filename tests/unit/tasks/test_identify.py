@@ -17,7 +17,6 @@ SLURM = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NO
 
 
 def _answer(line: str) -> str:
-    """Return the task of these variables and options, or the error, and what a launcher with them says."""
     words = dict(word.split("=", 1) for word in shlex.split(line))
     given = {name.removeprefix("--local-"): int(value) for name, value in words.items() if name.startswith("--")}
     environ = {name: value for name, value in words.items() if not name.startswith("--")}

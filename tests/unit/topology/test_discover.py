@@ -118,7 +118,6 @@ ETH0 = Nic(
 
 
 def _full() -> Topology:
-    """Return a topology in which every field is set."""
     one = replace(
         gpu(0, 1), cpus=CpuSet({2, 3}), pcie=Pcie(gen=5, width=16, max_gen=5, max_width=16), mig=(Mig(uuid="MIG-1"),)
     )

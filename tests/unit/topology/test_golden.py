@@ -75,7 +75,6 @@ def test_every_golden_file_belongs_to_a_machine() -> None:
 
 
 def _build_file(name: str, kind: str) -> Topology:
-    """Return the topology that is read from a machine's file of another program."""
     text = describe(load(name), kind)
     return build(_READERS[kind](xmlfile.parse(text, source=f"{name}.{kind}")), environ=PCI_ORDER)
 

@@ -65,7 +65,6 @@ def _one(**changes: Any) -> str:
 
 
 def _lost(question: str, code: int, *, num_gpus: int = 4, at: int = 2) -> str:
-    """Return GPUs of which one refuses a query."""
     return render([_gpu(index, fails={question: code} if index == at else {}) for index in range(num_gpus)])
 
 
@@ -132,7 +131,6 @@ OLD: Final = "functions that an old driver lacks leave their values unknown; dir
 
 
 def _read_in(environ: Mapping[str, str]) -> NvmlReadings:
-    """Return what `read_nvml` returns in a new process."""
     (found,) = _read_each(environ)
     return found
 
@@ -153,7 +151,6 @@ def _calls(folder: Path) -> Counter[str]:
 
 
 def _described(readings: NvmlReadings) -> Iterator[str]:
-    """Yield what NVML said: known values only."""
     usual = NvmlReading(index=-1, uuid=None, pci="")
     yield f"driver {readings.driver}, {'no list of GPUs' if readings.gpus is None else f'{len(readings.gpus)} GPUs'}"
     yield from ["broken"] if readings.broken else []

@@ -68,7 +68,6 @@ class Calc:
         return cpu_set.parse_mask(self._run("--no")[0])
 
     def allowed(self) -> tuple[CpuSet, CpuSet]:
-        """Return the allowed CPUs and nodes."""
         cpus, nodes = self._run(of_all=False), self._run("--no", of_all=False)
         return cpu_set.parse_mask(cpus[0]), cpu_set.parse_mask(nodes[0])
 
@@ -81,14 +80,11 @@ class Calc:
 
 @dataclass(frozen=True)
 class Compared:
-    """A topology of ours beside hwloc's file of the same machine."""
-
     ours: Topology
     calc: Calc
     sees_cpuset: bool = True
 
     def differences(self) -> Iterator[str]:
-        """Yield each fact that is not the same, with both answers."""
         for fact, ours, theirs in self._facts():
             if ours != theirs:
                 yield f"{fact}: {ours}, hwloc: {theirs}"
@@ -133,7 +129,6 @@ class Compared:
 
     @cached_property
     def _places(self) -> list[CpuSet | None]:
-        """The nodes at the place of each device."""
         return self.calc.ask(map(_place, self._all), "NUMAnode")
 
     def _devices(self) -> Iterator[tuple[str, object, object]]:
@@ -157,7 +152,6 @@ def _in_order(sets: Iterable[CpuSet | None]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the tree of every machine, lstopo's XML of it, and the XML of `describe`."""
     folder = tmp_path_factory.mktemp("machines")
     for name in COMPARABLE:
         root = write_root(load(name), folder / name)
@@ -172,14 +166,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_tree(folder: Path, name: str) -> Compared:
-    """Return our reading of a tree beside lstopo's."""
     machine = load(name)
     sees_cpuset = "cpuset" in machine.capture or not machine.allowed  # hwloc does not read the status of a process
     return Compared(build(read_sysfs(folder / name, source=name)), Calc(folder / f"{name}.xml"), sees_cpuset)
 
 
 def of_file(path: Path) -> Compared:
-    """Return our reading of hwloc's XML beside hwloc's own."""
     return Compared(build(read_hwloc(xmlfile.parse(path.read_text(), source=path.name)), environ=PCI_ORDER), Calc(path))
 
 
