@@ -71,7 +71,10 @@ def read(value: object) -> Outer:
 
 
 def test_values_are_returned_as_they_are() -> None:
-    """Each type has its reader; sets are list strings, and keys of maps are numbers. The way back gives the same."""
+    """Each type has its reader; sets are list strings, and keys of maps are numbers. The way back gives the same.
+
+    Unknown is None, and a missing key means the same, whatever the field's default.
+    """
     found = read({**GOOD, **MAYBE, "unknown": 1})
     assert found == Outer(
         t="x",
@@ -91,10 +94,6 @@ def test_values_are_returned_as_they_are() -> None:
         maybe_inner=Inner(n=4),
     )
     assert to_json(found) == {**GOOD, **MAYBE}
-
-
-def test_what_is_optional_may_be_null_or_missing() -> None:
-    """Unknown is None, and a missing key means the same, whatever the field's default."""
     found = read(GOOD)
     assert [getattr(found, name) for name in MAYBE] == [None] * len(MAYBE)
     assert found == read({**GOOD, **dict.fromkeys(MAYBE)})

@@ -37,30 +37,26 @@ class Ran:
     records: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    nodes: tuple[int, int] = (0, 0)
-
-
-GPUS: Final = Gpus()
-
-
 def table(
-    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, verbose: bool = False, gpus: Gpus = GPUS
+    run: Path,
+    *,
+    memory: Memory = Memory.NONE,
+    strict: bool = False,
+    verbose: bool = False,
+    nodes: tuple[int, int] = (0, 0),
 ) -> ChildTable:
     """Return the plan: GPU n has the n-th CPU and node. The command had none of the variables."""
-    devices = [_entry(number, node, memory) for number, node in enumerate(gpus.nodes)]
-    saw = dict.fromkeys(_SAW)
-    allowed = str(CpuSet(CPUS))
+    devices = []
+    for number, node in enumerate(nodes):
+        cpus, own = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({node})
+        rank = replace(PLANNED, local_rank=number, cpus=cpus, node=node, nodes=own, memory=memory)
+        devices.append(
+            DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
+        )
+    saw, allowed = dict.fromkeys(_SAW), str(CpuSet(CPUS))
     return ChildTable(
         devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=verbose, lists=_LISTS, saw=saw
     )
-
-
-def _entry(number: int, node: int, memory: Memory) -> DeviceEntry:
-    cpus, nodes = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({node})
-    rank = replace(PLANNED, local_rank=number, cpus=cpus, node=node, nodes=nodes, memory=memory)
-    return DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
 
 
 def run(
@@ -69,7 +65,7 @@ def run(
     *,
     memory: Memory = Memory.NONE,
     strict: bool = False,
-    gpus: Gpus = GPUS,
+    nodes: tuple[int, int] = (0, 0),
     **environ: str,
 ) -> Ran:
     """Run a program, which may call `cpus`, and start HELPER."""
@@ -77,7 +73,7 @@ def run(
     records.mkdir(mode=0o700)
     given = {
         **os.environ,
-        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict, gpus=gpus).render(),
+        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict, nodes=nodes).render(),
         "PYTHONPATH": f"{HOOK}:{_STAND_IN}",
         "PYTHONUNBUFFERED": "1",
         **environ,

@@ -78,11 +78,17 @@ def test_a_signal_waits_for_the_handler(
 
 
 def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
-    """A process that is not our child, or does not exist, is not signaled, and the signal is kept."""
+    """A process that is not our child, or does not exist, is not signaled, and the signal is kept.
+
+    A signal of --signals-to-handle is no longer handled here.
+    """
     mailbox.address({0: os.getppid(), 1: 2**22 + 1})
     signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
     assert mailbox._undelivered == {signal.SIGUSR1: {0, 1}}
+    mailbox.leave({signal.SIGUSR2, signal.SIGTERM})
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) == mailbox.receive
 
 
 @pytest.mark.parametrize("comes_first", [True, False], ids=["before the end", "after the end"])
@@ -185,10 +191,3 @@ def test_processes_started_meanwhile_hold_signals_back() -> None:
         process.send_signal(signal.SIGUSR1)
         assert process.wait(60) == -signal.SIGUSR1
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.FORWARDED)
-
-
-def test_what_torch_handles_is_left_to_it(mailbox: signals.Mailbox) -> None:
-    """A signal of --signals-to-handle is no longer handled here."""
-    mailbox.leave({signal.SIGUSR2, signal.SIGTERM})
-    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGUSR1) == mailbox.receive
