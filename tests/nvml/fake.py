@@ -56,36 +56,27 @@ class FakeGpu:
     fails: Mapping[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        told = {
-            "uuid": self.uuid,
-            "pci": self.pci,
-            "name": self.name,
-            "cpus": _mask(self.cpus),
-            "memory": _mask(self.memory_nodes),
-            "numa_node": self.numa_node,
-            "pcie": None if self.pcie is None else " ".join(map(str, self.pcie)),
-            "mig_mode": None if self.mig_mode is None else int(self.mig_mode),
-            "persistence": None if self.persistence is None else int(self.persistence),
-            "load": None if self.load is None else " ".join(map(str, self.load)),
-            "vram": None if self.vram is None else " ".join(map(str, self.vram)),
-            "power": self.power,
-            "ecc": None if self.ecc is None else " ".join(map(str, self.ecc)),
-            "rows": None if self.rows is None else " ".join(map(str, self.rows)),
-            "retirement": self.retirement,
-            "reasons": None if self.reasons is None else f"{self.reasons:x}",
-        }
+        masks = {"cpus": _mask(self.cpus), "memory": _mask(self.memory_nodes)}
+        reasons = None if self.reasons is None else f"{self.reasons:x}"
+        words = ("uuid", "pci", "name", "numa_node", "pcie", "mig_mode", "persistence", "load", "vram", "power")
+        told = {word: getattr(self, word) for word in (*words, "ecc", "rows", "retirement")}
+        values = {**told, **masks, "reasons": reasons}
         return [
             "gpu",
-            *(f"{word} {value}" for word, value in told.items() if value is not None),
-            *(
-                f"process {each}" if isinstance(each, int) else f"process {each[0]} {each[1]}"
-                for each in self.processes
-            ),
-            *(f"mig {number} {uuid} {name}" for number, uuid, name in self.mig),
+            *(f"{word} {_words(value)}" for word, value in values.items() if value is not None),
+            *(f"process {_words(each)}" for each in self.processes),
+            *(f"mig {_words(each)}" for each in self.mig),
             *(f"nvlink {link} {_far_end(end)}" for link, end in enumerate(self.nvlinks)),
             *(f"ancestor {other} {level}" for other, level in self.ancestors.items()),
             *(f"fail {question} {code}" for question, code in self.fails.items()),
         ]
+
+
+def _words(value: object) -> str:
+    """Return the words of a value or of several; a boolean is 0 or 1."""
+    return (
+        " ".join(map(str, value)) if isinstance(value, tuple) else str(int(value) if isinstance(value, bool) else value)
+    )
 
 
 def render(gpus: Sequence[FakeGpu], *, fails: Mapping[str, int] | None = None) -> str:

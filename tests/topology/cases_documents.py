@@ -291,12 +291,7 @@ NCCL: Final = {
         for text in ("400000", "-1", "fast")
     },
     "NVSwitches and made-up addresses are left out, a NIC outside PCI has no node": system(
-        cpu(
-            pci("0000:12:00.0", "0x068000"),
-            pci("ffff:ff:01.0", GPU),
-            pci("x", GPU),
-            '<nic><net name="eth0"/></nic>',
-        )
+        cpu(pci("0000:12:00.0", "0x068000"), pci("ffff:ff:01.0", GPU), pci("x", GPU), '<nic><net name="eth0"/></nic>')
     ),
     **{
         f"the vendor: {said}{child}": system(cpu(f'<pci busid="0000:10:00.0" {said}>{child}</pci>'))

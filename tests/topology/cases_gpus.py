@@ -261,8 +261,7 @@ CASES: Final = {
     **{f"{name}, GPU and NIC": Case(devices={a: GPU, b: ETH | {"numa_node": "1"}}) for name, (a, b) in PAIRS.items()},
     **{
         f"{name}, two GPUs": Case(
-            devices={a: GPU, b: PLAIN | {"numa_node": "0"}},
-            nvml=[{"pci": a[-12:]}, {"pci": b[-12:]}],
+            devices={a: GPU, b: PLAIN | {"numa_node": "0"}}, nvml=[{"pci": a[-12:]}, {"pci": b[-12:]}]
         )
         for name, (a, b) in PAIRS.items()
     },

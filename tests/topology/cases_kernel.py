@@ -137,10 +137,7 @@ CASES: Final = {
     ),
     **{
         f"a cgroup {text!r} says nothing, so all is allowed": Case(
-            files={
-                "proc/self/cgroup": text,
-                "proc/mounts": "x\nc /cg cgroup rw,cpuset 0 0\nc /cg cgroup2 rw 0 0",
-            }
+            files={"proc/self/cgroup": text, "proc/mounts": "x\nc /cg cgroup rw,cpuset 0 0\nc /cg cgroup2 rw 0 0"}
         )
         for text in ("", "garbage", "0::/\0", "::", "7:cpuset:/gone")
     },

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin import discover
-from numapin.errors import MachineError, NumapinError
+from numapin.errors import NumapinError
 from tests.needs import needs_root
 from tests.unit.base.seam import (
     OpenFolder,
@@ -26,7 +26,6 @@ from tests.unit.base.seam import (
     make_own,
     opened,
     read_file,
-    read_plan_file,
     write_text_to,
 )
 
@@ -309,15 +308,6 @@ def test_odd_files_are_refused_with_the_reason(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=reason) as caught:
             read_file(path, max_bytes=100)
         assert caught.value.filename == path
-
-
-@pytest.mark.parametrize("read", [lambda path: discover(machine=Path(path)), read_plan_file])
-def test_every_reader_of_a_named_file_refuses_them(read: Callable[[str], object], tmp_path: Path) -> None:
-    """--machine and --plan include the reason in their own error."""
-    for path, reason in odd_files(tmp_path).items():
-        with pytest.raises(MachineError, match=reason) as caught:
-            read(path)
-        assert caught.value.hint
 
 
 def test_nccl_topo_file_is_refused_with_a_note(tmp_path: Path) -> None:

@@ -152,9 +152,7 @@ def test_a_wrong_value_is_named_however_large_it_is(key: str, value: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "[NaN]"],
-    ids=["lists", "objects", "digits", "not a number"],
+    "text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "[NaN]"], ids=["lists", "objects", "digits", "not a number"]
 )
 def test_json_that_is_too_large_is_a_value_error(text: str) -> None:
     """It is refused as text that is no JSON is, whatever Python's decoder would raise; so it is in a machine file."""

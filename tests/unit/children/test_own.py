@@ -45,11 +45,7 @@ print(held.saw == saw, saw["LOCAL_RANK"], own.table().saw["LOCAL_RANK"], own.tab
 
 @pytest.mark.parametrize(
     ("memory", "strict", "status", "is_told"),
-    [
-        (Memory.BIND, False, 0, True),
-        (Memory.BIND, True, 5, True),
-        (Memory.PREFERRED, True, 0, False),
-    ],
+    [(Memory.BIND, False, 0, True), (Memory.BIND, True, 5, True), (Memory.PREFERRED, True, 0, False)],
 )
 def test_a_policy_that_only_another_thread_has(
     memory: Memory, tmp_path: Path, *, strict: bool, status: int, is_told: bool

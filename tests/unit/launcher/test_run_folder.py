@@ -193,11 +193,10 @@ def test_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.M
     """Another user's folder, e.g. on a file system that only he may read, hides no run of this user."""
     status_at = vars(run_folder)["status_at"]
 
-    def refused(folder: int, name: str) -> os.stat_result | None:
+    def refused(folder: int, name: str) -> object:
         if name.endswith("-other"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        found: os.stat_result | None = status_at(folder, name)
-        return found
+        return status_at(folder, name)
 
     environ = {"TMPDIR": str(tmp_path)}
     for first in ("00000000", "99999999"):
@@ -404,20 +403,12 @@ def test_the_last_ten_reports_stay(tmp_path: Path) -> None:
         assert [folder.exists() for folder in folders] == [False] * 2 + [True] * 10 + [False]
 
 
-@pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("a pipe", "not a regular file"),
-        ("a link", "a link, not a regular file"),
-        ("a huge file", "larger than 16 MiB"),
-        ("a folder", "not a regular file"),
-    ],
-)
-def test_what_no_run_wrote_is_not_read(tmp_path: Path, what: str, told: str) -> None:
+@pytest.mark.parametrize("what", ["a pipe", "a link", "a huge file", "a folder"])
+def test_what_no_run_wrote_is_not_read(tmp_path: Path, what: str) -> None:
     """A pipe, which would block the reader, a link, a folder and a huge file are errors, and not locks."""
     MADE[what](tmp_path / "lock")
     (tmp_path / "elsewhere").touch()
-    with pytest.raises(OSError, match=told):
+    with pytest.raises(OSError, match="larger than 16 MiB" if what == "a huge file" else "not a regular file"):
         handover.read_text(str(tmp_path / "lock"))
     assert not run_folder.is_live(str(tmp_path))
 

@@ -147,7 +147,8 @@ def test_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch, requests: list[by
 @pytest.mark.parametrize("code", [b"\x0b", b"\x0a", b"\5", b"\6"], ids=["MULTI_SET", "MULTI_GET", "CHECK", "WAIT"])
 def test_many_strings_are_read_once(code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of many strings takes as many steps in many packets as in one."""
-    counts, number, take = [], 1000, StoreClient._take
+    counts: list[int] = []
+    number, take = 1000, StoreClient._take
 
     def counted(reader: StoreClient, size: int) -> bytes:
         counts[-1] += 1

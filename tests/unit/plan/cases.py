@@ -385,12 +385,7 @@ REFUSALS: Final = {
     "no CPU is allowed on this host": Case(machine=limited(replace(TWO, source="live"), "")),
     "what has no CPUs is the file, not this process's allowed CPUs": Case(
         machine=replace(
-            grid(),
-            source="cloud.xml",
-            cores=(),
-            packages=(),
-            nodes=(),
-            allowed=Allowed(cpus=CpuSet(), nodes=CpuSet()),
+            grid(), source="cloud.xml", cores=(), packages=(), nodes=(), allowed=Allowed(cpus=CpuSet(), nodes=CpuSet())
         )
     ),
 }

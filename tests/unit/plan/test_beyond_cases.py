@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from math import inf
 from pathlib import Path
 from time import perf_counter, process_time
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from numapin import Bind, Memory, Plan, Request, make_plan
-from numapin.errors import BindingRefused, UsageError
+from numapin.errors import UsageError
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
 from tests.recorded.screens import compare_answers
-from tests.unit.plan.cases import BOTH, GRACE, TWO, linked, rdma
+from tests.unit.plan.cases import BOTH, GRACE, linked, rdma
 from tests.unit.plan.seam import (
     CpuSet,
     NodeKind,
@@ -36,8 +35,6 @@ from tests.unit.plan.seam import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from numapin import Topology
 
 
 REQUESTS = [Request(bind=mode, memory=memory) for mode in Bind for memory in (None, *Memory)]
@@ -138,47 +135,34 @@ def test_a_request_can_be_changed_and_compared() -> None:
         replace(request, bind="bogus")  # type: ignore[arg-type]
 
 
-def test_an_exact_plan_is_not_refused() -> None:
-    """`--strict` lets it pass, and names the first rank of another one."""
-    make_plan(TWO, Request()).require_exact()
-    with pytest.raises(BindingRefused, match="--strict: rank 0 cannot be bound exactly"):
-        make_plan(TWO, Request(cpus_per_rank=9)).require_exact()
-
-
 # --- the time limit for a plan, on the largest machine that the design names -----------------------------------------
 
 
-LIMIT_S = 0.020
-
-
-@cache
-def _largest() -> Topology:
-    """Build 64 nodes, 4096 CPUs, 64 GPUs: 8 packages of 8 nodes of 4 L3 groups of 8 cores of 2 threads."""
-    return grid(packages=8, nodes=8, l3=4, cores=8, smt=2, gpus=[63 - n for n in range(64)])
+LIMIT_S: Final = 0.020
+COUNT_S: Final = 0.003
+"""The CPU time for counting to 100,000 on a machine where a plan may take `LIMIT_S`; a slower one has more time."""
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "request_",
-    [
-        *(Request(bind=bind) for bind in Bind),
+def test_a_plan_takes_at_most_20_ms() -> None:
+    """The best try within a minute takes less CPU time than the limit: the launcher plans once, ranks do not plan.
+
+    The machine has 64 nodes, 4096 CPUs and 64 GPUs: 8 packages of 8 nodes of 4 L3 groups of 8 cores of 2 threads. A
+    machine whose processors are shared has slow moments, which last seconds.
+    """
+    topology = grid(packages=8, nodes=8, l3=4, cores=8, smt=2, gpus=[63 - n for n in range(64)])
+    assert (len(topology.nodes), len(topology.cpus), len(topology.gpus)) == (64, 4096, 64)
+    for request in (
+        *(Request(bind=mode) for mode in Bind),
         Request(bind=Bind.EXCLUSIVE, num_ranks=256, smt=False),
         Request(bind=Bind.NODE, cpus_per_rank=5, num_ranks=128),
         Request(bind=Bind.SOCKET, memory=Memory.INTERLEAVE),
-    ],
-    ids=str,
-)
-def test_a_plan_takes_at_most_20_ms(request_: Request) -> None:
-    """The best try within a minute takes less CPU time than the limit: the launcher plans once, ranks do not plan.
-
-    A machine whose processors are shared has slow moments, which last seconds.
-    """
-    topology = _largest()
-    assert (len(topology.nodes), len(topology.cpus), len(topology.gpus)) == (64, 4096, 64)
-    tries = [inf]
-    deadline = perf_counter() + 60
-    while min(tries) > LIMIT_S and perf_counter() < deadline:
-        start = process_time()
-        make_plan(topology, request_)
-        tries.append(process_time() - start)
-    assert min(tries) <= LIMIT_S
+    ):
+        best_s, deadline = inf, perf_counter() + 60
+        while best_s > LIMIT_S and perf_counter() < deadline:
+            start = process_time()
+            make_plan(topology, request)
+            planned = process_time()
+            sum(1 for _ in range(100_000))
+            best_s = min(best_s, (planned - start) / max(1.0, (process_time() - planned) / COUNT_S))
+        assert best_s <= LIMIT_S, request

@@ -117,9 +117,7 @@ def _run(folder: Path, *steps: str, hook: str | None = None, **variables: str) -
 
 
 @pytest.mark.parametrize(
-    "before",
-    [(), (LOOK,), (LOOK, LOOK), (FAIL,), (LOOK, FAIL)],
-    ids=["nothing", "look", "looks", "failed", "both"],
+    "before", [(), (LOOK,), (LOOK, LOOK), (FAIL,), (LOOK, FAIL)], ids=["nothing", "look", "looks", "failed", "both"]
 )
 def test_the_import_that_succeeds_is_found(before: tuple[str, ...], tmp_path: Path) -> None:
     """Programs that only look whether there is a module, and imports that fail, call nothing; the hook stays."""

@@ -58,6 +58,12 @@ def say(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+def handles(process: subprocess.Popen[str]) -> None:
+    """Let the child install its handler."""
+    say(process)
+    assert line(process) == "handles"
+
+
 def test_a_signal_waits_for_the_handler(
     mailbox: signals.Mailbox, child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,14 +73,12 @@ def test_a_signal_waits_for_the_handler(
     assert "SIGUSR1 is kept for rank 0 until a handler is installed" in capfd.readouterr().err
     mailbox.deliver()
     assert child.poll() is None
-    say(child)
-    assert line(child) == "handles"
+    handles(child)
     mailbox.deliver()
     assert line(child) == "took"
     mailbox.deliver()
     say(child)
-    assert line(child) == ""
-    assert child.wait() == 0
+    assert (line(child), child.wait()) == ("", 0)
 
 
 def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
@@ -105,8 +109,7 @@ def test_a_restart_gets_what_a_dead_rank_had_not(
         signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
     mailbox.address({0: child.pid})
-    say(child)
-    assert line(child) == "handles"
+    handles(child)
     mailbox.deliver()
     assert line(child) == "took"
 
@@ -146,8 +149,7 @@ def test_a_program_below_a_shell(
         signal.raise_signal(signal.SIGUSR1)
         where = "in sh or below it " if wrapper else ""
         assert f"SIGUSR1 is kept for rank 0 until a handler {where}is installed" in capfd.readouterr().err
-        say(shell)
-        assert line(shell) == "handles"
+        handles(shell)
         mailbox.deliver()
         say(shell)
         assert line(shell) == ("took" if wrapper else "")
@@ -169,8 +171,7 @@ def test_the_signal_comes_again_meanwhile(mailbox: signals.Mailbox, child: subpr
     """A handler may finish a signal while the restarted ranks' ids are being set."""
     mailbox.address({0: child.pid})
     signal.raise_signal(signal.SIGUSR1)
-    say(child)
-    assert line(child) == "handles"
+    handles(child)
     mailbox.address(Signalling({0: child.pid}))
     mailbox.deliver()
     assert line(child) == "took"

@@ -27,10 +27,7 @@ V1 = {
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
     "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 5\n",
 }
-EVENTS = {
-    "v2": "sys/fs/cgroup/slice/job/memory.events",
-    "v1": "sys/fs/cgroup/memory/job/memory.oom_control",
-}
+EVENTS = {"v2": "sys/fs/cgroup/slice/job/memory.events", "v1": "sys/fs/cgroup/memory/job/memory.oom_control"}
 
 
 def _put(root: Path, files: dict[str, str]) -> None:
@@ -44,11 +41,7 @@ def _put(root: Path, files: dict[str, str]) -> None:
     ("version", "files", "said"),
     [
         ("v2", V2, "cgroup /sys/fs/cgroup/slice/job, /sys/fs/cgroup/slice/memory.max is 4.0 GiB"),
-        (
-            "v1",
-            V1,
-            "cgroup /sys/fs/cgroup/memory/job, /sys/fs/cgroup/memory/job/memory.limit_in_bytes is 512.0 MiB",
-        ),
+        ("v1", V1, "cgroup /sys/fs/cgroup/memory/job, /sys/fs/cgroup/memory/job/memory.limit_in_bytes is 512.0 MiB"),
         (
             "v2",
             {**V2, "sys/fs/cgroup/slice/memory.max": "max\n"},

@@ -166,7 +166,12 @@ def test_other_threads_run_meanwhile() -> None:
     """
     memory = mmap.mmap(-1, 128 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     begin, ran, interval = threading.Event(), threading.Event(), sys.getswitchinterval()
-    thread = threading.Thread(target=lambda: (begin.wait(), ran.set()))
+
+    def run() -> None:
+        begin.wait()
+        ran.set()
+
+    thread = threading.Thread(target=run)
     thread.start()
     sys.setswitchinterval(3600)
     try:

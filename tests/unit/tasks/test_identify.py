@@ -39,7 +39,11 @@ def test_tasks_are_the_recorded_ones() -> None:
 
 
 def test_each_launcher() -> None:
-    """Each launcher's own variables give rank and size; the task lists them with their values."""
+    """Each launcher's own variables give rank and size; the task lists them with their values.
+
+    No launcher that is recognized lacks a remedy.
+    """
+    assert {*_COMMANDS} == {name for name, _ in LAUNCHERS} - {"LOCAL_RANK"} | {"SLURM_LOCALID"}
     for variable, all_sizes in LAUNCHERS:
         sizes = all_sizes[:1]
         task = find_task({variable: "3", **dict.fromkeys(sizes, "8")})
@@ -71,8 +75,3 @@ def test_any_environment(environ: dict[str, str]) -> None:
         return
     assert task.rank >= 0
     assert task.size is None or task.rank < task.size
-
-
-def test_every_launcher_has_its_command() -> None:
-    """No launcher that is recognized lacks a remedy."""
-    assert {*_COMMANDS} == {name for name, _ in LAUNCHERS} - {"LOCAL_RANK"} | {"SLURM_LOCALID"}

@@ -81,10 +81,7 @@ CASES: Final = {
         cpus=frozenset({0, 63, 64, 8191}), memory_nodes=frozenset({8, 255, 1023}), numa_node=255
     ),
     "MIG instances have UUID and name, across holes in their numbers": render(
-        [
-            _gpu(0, mig_mode=True, mig=((0, "MIG-a", "NVIDIA H100 MIG 3g.40gb"), (5, "MIG-b", "NVIDIA 1g.10gb"))),
-            _gpu(1),
-        ]
+        [_gpu(0, mig_mode=True, mig=((0, "MIG-a", "NVIDIA H100 MIG 3g.40gb"), (5, "MIG-b", "NVIDIA 1g.10gb"))), _gpu(1)]
     ),
     "CUDA cannot use a GPU in MIG mode without instances": render([_gpu(0), _gpu(1, mig_mode=True)]),
     "NVLinks between two GPUs are counted for each pair; inactive ones and those to a CPU are not": render(
