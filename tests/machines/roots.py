@@ -198,11 +198,8 @@ def _node_files(machine: Machine) -> Iterator[tuple[str, str]]:
         yield f"{at}/cpulist", cpu_set.render(cpus)
         yield f"{at}/cpumap", _mask(cpus)
         yield f"{at}/distance", " ".join(str(_distance(machine, node["id"], other)) for other in ids)
-        yield f"{at}/meminfo", _meminfo(node["id"], kilobytes)
-
-
-def _meminfo(node: int, kilobytes: int) -> str:
-    return f"Node {node} MemTotal: {kilobytes:14} kB\nNode {node} MemFree: {kilobytes // 2:15} kB"
+        begin = f"Node {node['id']} Mem"
+        yield f"{at}/meminfo", f"{begin}Total: {kilobytes:14} kB\n{begin}Free: {kilobytes // 2:15} kB"
 
 
 def _distance(machine: Machine, a: int, b: int) -> int:
@@ -234,13 +231,8 @@ def _pci_files(machine: Machine) -> Iterator[tuple[str, str]]:
             yield f"{at}/{folder}/{device['name']}/uevent", ""
         if "type" in device:
             yield f"{at}/net/{device.get('net', device['name'])}/type", str(device["type"])
-        yield from (
-            (f"{at}/tile{tile}/uevent", "") for tile in range(machine.partitions) if _has_tiles(machine, device)
-        )
-
-
-def _has_tiles(machine: Machine, device: dict[str, Any]) -> bool:
-    return machine.vendor == "intel" and device in machine.gpus and machine.partitions > 1
+        if machine.vendor == "intel" and device in machine.gpus and machine.partitions > 1:
+            yield from ((f"{at}/tile{tile}/uevent", "") for tile in range(machine.partitions))
 
 
 def _other_nic_files(machine: Machine) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from numapin import Bind, Memory, Plan, Request, make_plan
+from numapin import Bind, Memory, Request, make_plan
 from numapin.errors import UsageError
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
 from tests.recorded.screens import compare_answers
-from tests.unit.plan.cases import BOTH, GRACE, linked, rdma
+from tests.unit.plan.cases import BOTH, linked, rdma
 from tests.unit.plan.seam import (
     CpuSet,
     NodeKind,
@@ -70,15 +69,6 @@ def test_no_policy_allows_gpu_memory(name: str, monkeypatch: pytest.MonkeyPatch)
         spills = bool(may_use & gpu_memory)
         assert spills == bool(gpu_memory & topology.allowed.nodes and request.policy in CANNOT), request
         assert spills == ("pages may go to GPU memory (node" in rank.reason), request
-
-
-def test_a_plan_reads_back() -> None:
-    """A plan with every field is written as numapin.plan/1, and read as it was."""
-    plan = make_plan(linked([0, 0], [rdma(0)]), Request(nic_env=BOTH))
-    plan = replace(make_plan(GRACE, Request()), warnings=("w",), ranks=(replace(plan.ranks[1], roles={"main": "0-1"}),))
-    data = plan.to_json()
-    assert data["schema"] == "numapin.plan/1"
-    assert Plan.from_json(json.dumps(data)) == plan
 
 
 @pytest.mark.parametrize("name", ["a,b", "a b", "a:1", "a=b", "", "x" * 64, "mlx5_0\n"])

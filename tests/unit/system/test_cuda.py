@@ -65,28 +65,25 @@ def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: 
         assert cuda.driver() is None
 
 
-def test_a_range_is_registered_and_unregistered(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The driver counts the bytes; the thread's contexts and capture mode do not change."""
+def test_ranges_are_registered_unregistered_and_refused(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The driver counts the bytes; the thread's contexts and capture mode do not change.
+
+    A refusal has call, address, size and the driver's text, and a hint with the remedy; no context stays pushed.
+    """
     driver.register(0, ADDRESS, 3 * PAGE)
     driver.register(0, ADDRESS + 3 * PAGE, PAGE)
     assert fake_cuda.registered_bytes() == 4 * PAGE
     driver.unregister(0, ADDRESS)
-    assert fake_cuda.registered_bytes() == PAGE
-    assert (fake_cuda.depth(), fake_cuda.mode(), fake_cuda.get("retained")) == (0, 0, 1)
-
-
-def test_a_refused_registration_says_what_was_asked(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The message has call, address, size and the driver's text, the hint has the remedy; no context stays pushed."""
     fake_cuda.refuse_registration(above_bytes=PAGE)
-    driver.register(0, ADDRESS, PAGE)
     with pytest.raises(CudaRefused) as caught:
-        driver.register(0, ADDRESS + PAGE, PAGE)
+        driver.register(0, ADDRESS, PAGE)
     assert caught.value.name == "CUDA_ERROR_OUT_OF_MEMORY"
     assert caught.value.message == (
-        "cuMemHostRegister_v2(0x7f0000001000, 4096, 1) failed: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+        "cuMemHostRegister_v2(0x7f0000000000, 4096, 1) failed: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
     )
     assert "pinned_budget" in caught.value.hint
-    assert (fake_cuda.registered_bytes(), fake_cuda.depth(), fake_cuda.mode()) == (PAGE, 0, 0)
+    state = (fake_cuda.registered_bytes(), fake_cuda.depth(), fake_cuda.mode(), fake_cuda.get("retained"))
+    assert state == (PAGE, 0, 0, 1)
 
 
 def test_refusals_have_names(driver: Driver) -> None:
@@ -100,7 +97,6 @@ def test_refusals_have_names(driver: Driver) -> None:
     ):
         with pytest.raises(CudaRefused) as caught:
             call()
-        assert caught.value.name == name
         copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
         assert (type(copy), copy.name, str(copy)) == (CudaRefused, name, str(caught.value))
 

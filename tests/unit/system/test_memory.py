@@ -297,12 +297,6 @@ def test_a_thread_on_the_cpus_touches(
     assert ["--cap-add SYS_NICE" in text for text in found.shortfalls] == ([True] if refused else [])
 
 
-def test_the_file_of_numa_maps_may_be_missing(memory: mmap.mmap, tmp_path: Path) -> None:
-    """Then the kernel is asked."""
-    memory_calls.populate(address_of(memory), len(memory))
-    assert find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing") == {0: 8}
-
-
 # --- numa_maps -------------------------------------------------------------------------------------------------------
 
 LINES: Final = (
@@ -338,12 +332,14 @@ def test_lines_of_numa_maps(tmp_path: Path, address: int, num_bytes: int, pages:
     assert read_numa_maps(address, num_bytes, numa_maps=path) == pages
 
 
-def test_numa_maps_agrees_with_move_pages(memory: mmap.mmap) -> None:
-    """Both have the same of one mapping."""
+def test_numa_maps_agrees_with_move_pages(memory: mmap.mmap, tmp_path: Path) -> None:
+    """Both have the same of one mapping; without the file the kernel is asked."""
     numa.bind_pages(address_of(memory), len(memory), numa.MPOL_PREFERRED, [0])  # a mapping of its own
     memory_calls.populate(address_of(memory), 5 * PAGE)
-    pages = read_numa_maps(address_of(memory), len(memory))
-    assert pages == numa.nodes_of_range(address_of(memory), len(memory)) == {0: 5, None: 3}
+    found = [read_numa_maps(address_of(memory), len(memory)), numa.nodes_of_range(address_of(memory), len(memory))]
+    assert [*found, find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing")] == [
+        {0: 5, None: 3}
+    ] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -448,14 +444,13 @@ def test_everything_that_can_move_moves(kinds: str) -> None:
     ],
 )
 def test_calls_that_move(kinds: str, fails: int, expected: tuple[int, dict[Stay, int]], num_calls: int) -> None:
-    """No more calls are made than necessary; untouched memory, and pages that are there, need none."""
+    """No more calls are made than necessary; untouched memory, and pages that are there, need none.
+
+    A target that is not one of the planned nodes makes no sense.
+    """
     kernel = _Kernel(kinds, fails=fails)
     assert moved(kernel) == expected
     assert kernel.num_calls == num_calls
     assert not fails or set(expected[1]) <= pages.FINAL
-
-
-def test_node_must_be_planned() -> None:
-    """A target that is not one of the planned nodes makes no sense."""
     with pytest.raises(OSError, match="node 0 is not one of 1"):
         move_pages(1, [0], HERE, within=WITHIN)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from tests.unit.system.seam import descendants, numa_maps, proc, state_of, threa
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -159,51 +158,23 @@ def test_descendants_in_order() -> None:
     assert descendants(1, {1: [2], 2: [3], 3: [1, 2]}) == [2, 3]
 
 
-@pytest.fixture
-def child() -> Iterator[Callable[[Callable[[], object]], int]]:
-    """Give a function that runs another in a forked child, and returns the child's id once it sleeps."""
-    pids: list[int] = []
-
-    def start(work: Callable[[], object]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            work()
-            os._exit(0)
-        pids.append(pid)
+@pytest.mark.parametrize(("limit_s", "verdict"), [(-1, True), (600, False)], ids=["forever", "for a while"])
+def test_who_waits_forever(limit_s: float, *, verdict: bool) -> None:
+    """A process waits forever if its only thread waits for a lock of its own without a time-out."""
+    pid, machine = os.fork(), platform.machine()
+    if pid == 0:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire(timeout=limit_s)
+        os._exit(0)
+    try:
         assert wait_until(lambda: state_of(pid) == "S", limit_s=300)
-        return pid
-
-    yield start
-    for pid in pids:
+        if waits_forever(pid, machine) is None:
+            pytest.skip("the kernel does not show the system calls of other processes")
+        assert wait_until(lambda: waits_forever(pid, machine) is verdict, limit_s=300)
+    finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def _threads_and_wait() -> None:
-    thread = threading.Thread(target=time.sleep, args=(600,))
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize(
-    ("work", "verdict"),
-    [
-        (lambda: [lock.acquire() for lock in [threading.Lock()] * 2], True),
-        (lambda: [lock.acquire(timeout=600) for lock in [threading.Lock()] * 2], False),
-        (lambda: time.sleep(600), False),
-        (lambda: os.read(os.pipe()[0], 1), False),
-        (_threads_and_wait, False),
-    ],
-    ids=["lock", "lock-for-a-while", "sleep", "read", "other-thread"],
-)
-def test_who_waits_forever(
-    child: Callable[[Callable[[], object]], int], work: Callable[[], object], verdict: object
-) -> None:
-    """A process waits forever if its only thread waits for a lock of its own without a time-out."""
-    pid = child(work)
-    if waits_forever(pid, platform.machine()) is None:
-        pytest.skip("the kernel does not show the system calls of other processes")
-    assert wait_until(lambda: waits_forever(pid, platform.machine()) is verdict, limit_s=300)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +183,8 @@ def test_who_waits_forever(
         (_LOCK_WAIT, 1, "x86_64", True),
         (_LOCK_WAIT.replace("202", "98"), 1, "aarch64", True),
         (_LOCK_WAIT, 2, "x86_64", False),
+        (_LOCK_WAIT.replace("0x189 0x0 0x0", "0x189 0x0 0x7fff5d19f520"), 1, "x86_64", False),  # with a time-out
+        ("230 0x0 0x0 0x7fff5d19f560 0x0 0x0 0x0 0x7fff5d19f520 0x7f10e2ca3e96", 1, "x86_64", False),  # another call
         (_LOCK_WAIT.replace("0x189", "0x109"), 1, "x86_64", False),  # shared: another process may release it
         (_LOCK_WAIT.replace("0x189", "0x81"), 1, "x86_64", False),  # FUTEX_WAKE
         ("running", 1, "x86_64", False),

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.skipif(
 
 # hwloc refuses nodes that overlap and makes up one node; there is nothing to compare.
 COMPARABLE: Final = [name for name in NAMES if name != "2node-every-node-lists-all"]
-DESCRIBED: Final = [name for name in NAMES if "hwloc" in load(name).described]
 
 
 def calc(xml: Path, *options: str, places: Iterable[str] = ("all",), of_all: bool = True) -> list[str]:
@@ -82,33 +81,21 @@ def facts(ours: Topology, xml: Path, *, sees_cpuset: bool = True) -> Iterator[tu
             yield f"node of {device}", device.node, min(near) if is_known else None
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("machines")
-    for name in COMPARABLE:
-        root = write_root(load(name), folder / name)
-        environ = {"HWLOC_FSROOT": str(root), "HWLOC_COMPONENTS": "linux,stop", "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"}
-        # --disallowed: CPUs outside the cpuset too, because a topology has all CPUs and a set of allowed ones.
-        command = [LSTOPO or "", "--of", "xml", "--whole-io", "--disallowed", "-"]
-        done = subprocess.run(command, env={"PATH": os.environ["PATH"], **environ}, capture_output=True, check=True)
-        (folder / f"{name}.xml").write_bytes(done.stdout)
-    for name in DESCRIBED:
-        (folder / f"{name}.described.xml").write_text(describe(load(name), "hwloc"))
-    return folder
-
-
 @pytest.mark.parametrize("name", COMPARABLE)
-def test_hwloc_reads_the_same_from_the_tree(name: str, folder: Path) -> None:
-    """Nodes, their CPUs, cores, L3 caches, packages, the nodes of GPUs and NICs, and what is allowed are the same."""
-    machine = load(name)
+def test_hwloc_reads_the_same(name: str, tmp_path: Path) -> None:
+    """Nodes, their CPUs, cores, L3 caches, packages, the nodes of GPUs and NICs, and what is allowed are the same.
+
+    Our readers read the tree, and hwloc's XML, whether lstopo wrote it or `describe`.
+    """
+    machine, root, xml = load(name), tmp_path / "root", tmp_path / "machine.xml"
+    write_root(machine, root)
+    environ = {"HWLOC_FSROOT": str(root), "HWLOC_COMPONENTS": "linux,stop", "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"}
+    # --disallowed: CPUs outside the cpuset too, because a topology has all CPUs and a set of allowed ones.
+    command = [LSTOPO or "", "--of", "xml", "--whole-io", "--disallowed", str(xml)]
+    subprocess.run(command, env={"PATH": os.environ["PATH"], **environ}, capture_output=True, check=True)
     sees_cpuset = "cpuset" in machine.capture or not machine.allowed  # hwloc does not read the status of a process
-    compared = facts(build(read_sysfs(folder / name, source=name)), folder / f"{name}.xml", sees_cpuset=sees_cpuset)
+    compared = [*facts(build(read_sysfs(root, source=name)), xml, sees_cpuset=sees_cpuset)]
+    for text in (xml.read_text(), *([describe(machine, "hwloc")] if "hwloc" in machine.described else [])):
+        xml.write_text(text)
+        compared += facts(build(read_hwloc(xmlfile.parse(text, source=name)), environ=PCI_ORDER), xml)
     assert [fact for fact in compared if fact[1] != fact[2]] == []
-
-
-@pytest.mark.parametrize("name", [*COMPARABLE, *(f"{name}.described" for name in DESCRIBED)])
-def test_hwloc_reads_the_same_from_its_file(name: str, folder: Path) -> None:
-    """The same holds for hwloc's XML, whether lstopo wrote it or `describe`."""
-    path = folder / f"{name}.xml"
-    ours = build(read_hwloc(xmlfile.parse(path.read_text(), source=name)), environ=PCI_ORDER)
-    assert [fact for fact in facts(ours, path) if fact[1] != fact[2]] == []
