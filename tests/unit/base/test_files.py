@@ -150,7 +150,7 @@ def test_root_does_not_take_a_users_file_away(tmp_path: Path) -> None:
     assert path.read_text() == "text"
 
 
-PLANTED: dict[str, tuple[str, Callable[[Path, Path], None]]] = {
+PLANTED: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
     "link": ("link", lambda trap, target: trap.symlink_to(target)),
     "file": ("file", lambda trap, target: shutil.copyfile(target, trap)),
     "pipe": ("file", lambda trap, _: os.mkfifo(trap)),

@@ -79,6 +79,6 @@ def run(
         **environ,
     }
     command = [sys.executable, "-c", _BEGIN + text]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=300)
     found = [json.loads(path.read_text()) for path in sorted(records.glob("*.json"))]
     return Ran(status=done.returncode, lines=done.stdout.splitlines(), err=done.stderr, records=found)

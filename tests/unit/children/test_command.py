@@ -83,7 +83,7 @@ sys.exit(command._run([sys.executable, "-c", {command_code!r}], os.environ))
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTSTP)
         assert process.stdout.readline() == "SIGTSTP\n"
-        assert wait_until(lambda: proc.state_of(process.pid) == "T", limit_s=60)
+        assert wait_until(lambda: proc.state_of(process.pid) == "T", limit_s=300)
         process.send_signal(signal.SIGCONT)
         assert process.stdout.readline() == "SIGCONT\n"
         process.communicate("abc")

@@ -91,7 +91,7 @@ class Connection:
         self._connect()
 
     def _connect(self) -> None:
-        self.socket = socket.create_connection((LOOPBACK, self._port), timeout=20)
+        self.socket = socket.create_connection((LOOPBACK, self._port), timeout=120)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.send("VALIDATE", struct.pack("=I", MAGIC))
 

@@ -112,7 +112,7 @@ def _run(folder: Path, *steps: str, hook: str | None = None, **variables: str) -
     program = "\n".join(("import os, sys", *steps, "print(sys.meta_path[0])"))
     command = [sys.executable, "-P", "-c", program, str(fails)]
     environ = {**own, **environ, **variables}
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=True, timeout=300)
     return done.stdout, done.stderr
 
 

@@ -71,7 +71,7 @@ def _started(command: list[str], folder: Path, **variables: str) -> subprocess.C
         text=True,
         start_new_session=True,  # as each rank
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

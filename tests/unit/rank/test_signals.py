@@ -190,5 +190,5 @@ def test_processes_started_meanwhile_hold_signals_back() -> None:
         say(process)
         assert line(process) == "on"
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == -signal.SIGUSR1
+        assert process.wait(300) == -signal.SIGUSR1
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.FORWARDED)

@@ -71,7 +71,7 @@ def test_threads_that_start_meanwhile() -> None:
         assert threads.bind_threads(program.pid, frozenset(LAST)) == ()
         for _ in range(3):
             assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
-        program.communicate("go\n", timeout=60)
+        program.communicate("go\n", timeout=300)
 
 
 @needs_two_cpus
