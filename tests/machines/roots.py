@@ -253,7 +253,11 @@ def _kfd_files(machine: Machine) -> Iterator[tuple[str, str]]:
         yield f"{_KFD}/{number}/properties", "cpu_cores_count 8\nsimd_count 0\nlocation_id 0"
     for number, (gpu, part) in enumerate(devices, first):
         yield f"{_KFD}/{number}/gpu_id", str(1000 + number)
-        yield f"{_KFD}/{number}/properties", _kfd_properties(machine, gpu, part)
+        domain, bus, device, function = pci_order(gpu["at"].rpartition("/")[2])
+        place = part << 28 | bus << 8 | device << 3 | function
+        unique = 0 if gpu.get("no_uuid") else 0xA000 + machine.gpus.index(gpu)
+        names = f"domain {domain}\nlocation_id {place}\nunique_id {unique}"
+        yield f"{_KFD}/{number}/properties", f"cpu_cores_count 0\nsimd_count 304\n{names}"
         others = [other for other in range(first, first + len(devices)) if other != number and machine.xgmi]
         for place, other in enumerate(others):
             speeds = f"min_bandwidth 64000\nmax_bandwidth {machine.xgmi * 64000}"
@@ -261,34 +265,25 @@ def _kfd_files(machine: Machine) -> Iterator[tuple[str, str]]:
             yield f"{_KFD}/{number}/io_links/{place}/properties", text
 
 
-def _kfd_properties(machine: Machine, gpu: dict[str, Any], part: int) -> str:
-    domain, bus, device, function = pci_order(gpu["at"].rpartition("/")[2])
-    place = part << 28 | bus << 8 | device << 3 | function
-    unique = 0 if gpu.get("no_uuid") else 0xA000 + machine.gpus.index(gpu)
-    return f"cpu_cores_count 0\nsimd_count 304\ndomain {domain}\nlocation_id {place}\nunique_id {unique}"
-
-
 def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str, str]:
-    is_gpu = device in machine.gpus
-    values = {
-        **_identity(machine, device),
-        "device": "0x0bd5" if is_gpu and machine.vendor == "intel" else "0x20b0",
-        "local_cpus": _mask(_local_cpus(machine, path, device)),
-        "local_cpulist": cpu_set.render(_local_cpus(machine, path, device)),
+    local, node = _local_cpus(machine, path, device), _kernel_node(machine, path, device)
+    values = {"local_cpus": _mask(local), "local_cpulist": cpu_set.render(local)}
+    if node is not None:
+        values["numa_node"] = str(node)
+    if device not in machine.gpus:
+        device_class = device.get("class", "0x020000") if device in machine.nics else "0x060400"  # else a bridge
+        return {"class": device_class, "vendor": "0x15b3", "device": "0x20b0", **values}
+    vendor, device_class = _VENDORS[machine.vendor]
+    return {
+        "class": device.get("class", device_class),
+        "vendor": vendor,
+        "device": "0x0bd5" if machine.vendor == "intel" else "0x20b0",
+        **values,
+        "current_link_speed": "16.0 GT/s PCIe",
+        "max_link_speed": "16.0 GT/s PCIe",
+        "current_link_width": "16",
+        "max_link_width": "16",
     }
-    if is_gpu:
-        speeds = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe"}
-        values |= {**speeds, "current_link_width": "16", "max_link_width": "16"}
-    node = _kernel_node(machine, path, device)
-    return values if node is None else {**values, "numa_node": str(node)}
-
-
-def _identity(machine: Machine, device: dict[str, Any]) -> dict[str, str]:
-    if device in machine.gpus:
-        number, device_class = _VENDORS[machine.vendor]
-        return {"class": device.get("class", device_class), "vendor": number}
-    is_nic = device in machine.nics
-    return {"class": device.get("class", "0x020000") if is_nic else "0x060400", "vendor": "0x15b3"}
 
 
 def _bridge(machine: Machine, path: str) -> dict[str, Any]:

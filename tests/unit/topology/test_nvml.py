@@ -143,10 +143,6 @@ def _read_each(environ: Mapping[str, str], *files: str) -> list[NvmlReadings]:
     return results
 
 
-def _calls(folder: Path) -> Counter[str]:
-    return Counter((folder / "calls").read_text(encoding="utf-8").split())
-
-
 def _described(readings: NvmlReadings) -> Iterator[str]:
     usual = NvmlReading(index=-1, uuid=None, pci="")
     yield f"driver {readings.driver}, {'no list of GPUs' if readings.gpus is None else f'{len(readings.gpus)} GPUs'}"
@@ -200,7 +196,7 @@ def test_missing_pynvml(fake_nvml: FakeNvml, tmp_path: Path) -> None:
 def test_questions_are_few(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """NVLink ends are queried once per link, not once per pair, and PCI relations only for pairs without NVLink."""
     _read_in(fake_nvml.environment(tmp_path, render([_gpu(index) for index in range(8)])))
-    calls = _calls(tmp_path)
+    calls = Counter((tmp_path / "calls").read_text(encoding="utf-8").split())
     assert calls["nvmlDeviceGetNvLinkState"] <= 8 * 19  # the nineteenth says that there is none
     assert calls["nvmlDeviceGetNvLinkRemotePciInfo_v2"] == 0
     assert calls["nvmlDeviceGetTopologyCommonAncestor"] == 0
