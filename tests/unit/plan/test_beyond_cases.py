@@ -115,16 +115,6 @@ def test_options_as_text() -> None:
     compare_answers(Path(__file__).with_name("options.txt"), _answer)
 
 
-def test_a_request_can_be_changed_and_compared() -> None:
-    """`replace` checks and converts as the constructor does."""
-    request = Request(bind="exclusive", reserve_cpus={0, 2})
-    changed = replace(request, bind="socket", num_ranks=3)  # type: ignore[arg-type]  # mypy knows the attribute's type
-    assert changed == Request(bind=Bind.SOCKET, reserve_cpus="0,2", num_ranks=3)
-    assert hash(request) == hash(replace(request))
-    with pytest.raises(UsageError, match="--bind is 'bogus'"):
-        replace(request, bind="bogus")  # type: ignore[arg-type]
-
-
 # --- the time limit for a plan, on the largest machine that the design names -----------------------------------------
 
 
