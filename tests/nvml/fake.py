@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 SOURCE: Final = Path(__file__).with_name("fake_nvml.c")
+_NO_GPUS: Final = ("switch", "npu", "off")  # other far ends of an NVLink
 _FLAGS: Final = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1")
 
 
@@ -66,7 +67,7 @@ class FakeGpu:
             *(f"{word} {_words(value)}" for word, value in values.items() if value is not None),
             *(f"process {_words(each)}" for each in self.processes),
             *(f"mig {_words(each)}" for each in self.mig),
-            *(f"nvlink {link} {_far_end(end)}" for link, end in enumerate(self.nvlinks)),
+            *(f"nvlink {link} {'' if end in _NO_GPUS else 'gpu '}{end}" for link, end in enumerate(self.nvlinks)),
             *(f"ancestor {other} {level}" for other, level in self.ancestors.items()),
             *(f"fail {question} {code}" for question, code in self.fails.items()),
         ]
@@ -131,7 +132,3 @@ def _mask(numbers: Iterable[int] | None) -> str | None:
     value = sum(1 << number for number in numbers)
     words = range(max(1, -(-value.bit_length() // 64)))
     return " ".join(f"{value >> 64 * word & (1 << 64) - 1:x}" for word in words)
-
-
-def _far_end(end: str) -> str:
-    return end if end in ("switch", "npu", "off") else f"gpu {end}"

@@ -124,7 +124,9 @@ def _base_readings(name: str) -> Readings:
 def read(case: Case, root: Path) -> Topology:
     """Read a machine as `discover` reads the live one, with these answers of NVML and of NCCL's file."""
     if case.on in _DOCUMENTS:
-        return _read_document(_DOCUMENTS[case.on] if case.document is None else case.document, root)
+        root.mkdir(exist_ok=True)
+        (root / "machine").write_bytes((_DOCUMENTS[case.on] if case.document is None else case.document).encode())
+        return discover(machine=root / "machine")
     has_files = case.files or case.devices
     readings = read_sysfs(written(case, root), source="ROOT") if has_files else _base_readings(case.on)
     nccl = nccl_nodes(xmlfile.parse(case.nccl_file, source="nccl.xml")) if case.nccl_file else case.nccl
@@ -133,12 +135,6 @@ def read(case: Case, root: Path) -> Topology:
         gpus = None if case.nvml is None else tuple(_nvml_gpu(index, gpu) for index, gpu in enumerate(case.nvml))
         readings = readings._replace(nvml=NvmlReadings(gpus=gpus, **case.nvml_more))
     return with_gpu_nodes(build(readings, environ=case.environ), case.gpu_nodes)
-
-
-def _read_document(text: str, root: Path) -> Topology:
-    root.mkdir(exist_ok=True)
-    (root / "machine").write_bytes(text.encode())
-    return discover(machine=root / "machine")
 
 
 def _nvml_gpu(index: int, values: Mapping[str, Any]) -> NvmlReading:

@@ -32,13 +32,6 @@ def driver(fake_cuda: FakeCuda) -> Driver:
     return found
 
 
-def _in_process(code: str, fake: FakeCuda, **numbers: int) -> str:
-    """Run code in a new process that finds the stand-in by name, and return what it prints."""
-    command = [sys.executable, "-c", f"import os\nfrom numapin.system import cuda\n{code}"]
-    run = subprocess.run(command, env=fake.environment(**numbers), capture_output=True, text=True, check=True)
-    return run.stdout.strip()
-
-
 @pytest.mark.parametrize(
     ("code", "numbers", "printed"),
     [
@@ -52,9 +45,10 @@ def _in_process(code: str, fake: FakeCuda, **numbers: int) -> str:
 )
 def test_the_driver_in_a_new_process(fake_cuda: FakeCuda, code: str, numbers: dict[str, int], printed: str) -> None:
     """The dynamic linker finds the library by its name; without a device, and in some forks, there is no driver."""
-    assert (
-        _in_process(f"import sys\nsys.stdout.reconfigure(line_buffering=True)\n{code}", fake_cuda, **numbers) == printed
-    )
+    begin = "import os, sys\nfrom numapin.system import cuda\nsys.stdout.reconfigure(line_buffering=True)\n"
+    command = [sys.executable, "-c", begin + code]
+    run = subprocess.run(command, env=fake_cuda.environment(**numbers), capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == printed
 
 
 def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

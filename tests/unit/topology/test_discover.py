@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-PU = '<object type="PU" os_index="7"/>'
-HWLOC = f'<topology version="2.0"><object type="Machine">{PU}</object></topology>'
+HWLOC = '<topology version="2.0"><object type="Machine"><object type="PU" os_index="7"/></object></topology>'
 NCCL = '<system version="1"><cpu numaid="0" affinity="00000100"/></system>'
 
 

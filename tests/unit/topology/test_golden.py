@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -67,16 +67,14 @@ def test_a_machine_and_its_plans_are_the_golden_ones(name: str) -> None:
     NVML the kernel alone puts every GPU, by its PCI address, on the same node, unless the machine needs NCCL's file.
     """
     machine, topology = load(name), build(_readings(name))
-    _compare_with_golden(name, topology, [*(Request(bind=bind) for bind in MODES), *map(_request, machine.requests)])
+    _compare_with_golden(
+        name, topology, [*(Request(bind=bind) for bind in MODES), *(Request(**options) for options in machine.requests)]
+    )
     ranks = make_plan(topology, Request()).ranks
     assert [[rank.node, cpu_set.render(rank.cpus)] for rank in ranks] == machine.truth
     without = build(_readings(name)._replace(nvml=NvmlReadings(gpus=None)))
     if not machine.nccl:
         assert {gpu.pci: gpu.node for gpu in without.gpus} == {gpu.pci: gpu.node for gpu in topology.gpus}
-
-
-def _request(options: dict[str, Any]) -> Request:
-    return Request(**options | ({"gpus": tuple(options["gpus"])} if "gpus" in options else {}))
 
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
