@@ -276,35 +276,28 @@ def test_no_folder_is_made_behind_another_users_link(tmp_path: Path) -> None:
 # --- untrusted files: what is read, and what is refused without waiting ----------------------------------------------
 
 
-JSON = '{"schema": 1}'
-
-
-def odd_files(folder: Path) -> dict[str, str]:
-    """Make irregular files and impossible names; return the reason for refusal of each."""
-    os.mkfifo(folder / "pipe")
+def test_odd_files_are_refused_with_the_reason(tmp_path: Path) -> None:
+    """Pipes do not block, devices are not read; the error has the path and says what it is."""
+    os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(folder / "socket"))
-    (folder / "circle").symlink_to("circle")
-    (folder / "file").write_text(JSON)
-    (folder / "to-pipe").symlink_to("pipe")
-    return {
-        str(folder / "pipe"): "a named pipe, not a regular file",
-        str(folder / "to-pipe"): "a named pipe, not a regular file",
-        str(folder / "socket"): "a socket or device that cannot be opened, not a regular file",
-        str(folder): "a directory, not a regular file",
-        str(folder / "circle"): "Too many levels of symbolic links",
-        str(folder / "file" / "below"): "Not a directory",
-        str(folder / "missing"): "No such file or directory",
-        str(folder / ("x" * 5000)): "File name too long",
+        server.bind(str(tmp_path / "socket"))
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").touch()
+    (tmp_path / "to-pipe").symlink_to("pipe")
+    for name, reason in {
+        "pipe": "a named pipe, not a regular file",
+        "to-pipe": "a named pipe, not a regular file",
+        "socket": "a socket or device that cannot be opened, not a regular file",
+        "": "a directory, not a regular file",
+        "circle": "Too many levels of symbolic links",
+        "file/below": "Not a directory",
+        "missing": "No such file or directory",
+        "x" * 5000: "File name too long",
         "/dev/zero": "a device, not a regular file",
         "/dev/null": "a device, not a regular file",
         "a\0b": "not a file name: embedded null byte",
-    }
-
-
-def test_odd_files_are_refused_with_the_reason(tmp_path: Path) -> None:
-    """Pipes do not block, devices are not read; the error has the path and says what it is."""
-    for path, reason in odd_files(tmp_path).items():
+    }.items():
+        path = str(tmp_path / name)
         with pytest.raises(OSError, match=reason) as caught:
             read_file(path, max_bytes=100)
         assert caught.value.filename == path

@@ -94,23 +94,23 @@ def receive(store: RankStore, client: StoreClient, parts: Sequence[bytes]) -> No
         store.receive(client)
 
 
-@pytest.mark.parametrize(
-    ("sent", "problem"),
-    [
-        pytest.param(b"GET / HTTP/1.1", "not a client", id="http"),
-        pytest.param(b"\0\1\2\3\4", "not a client", id="magic"),
-        pytest.param(VALID + b"\xfe", "request 254", id="unknown"),
-        pytest.param(VALID + b"\1" + struct.pack("=Q", 1 << 20), "1048576 bytes", id="key"),
-        pytest.param(VALID + b"\5" + struct.pack("=Q", 1 << 40), "keys", id="count"),
-        pytest.param(VALID + request(1, b"k", b"x") + request(4, b"k", after=bytes(8)), "not a number", id="sum"),
-        pytest.param(VALID + request(1, b"k", b"9" * 4300) + request(4, b"k", after=bytes(8)), "64 bits", id="large"),
-    ],
-)
-def test_what_is_refused(sent: bytes, problem: str) -> None:
+SENT = {
+    b"GET / HTTP/1.1": "not a client",
+    b"\0\1\2\3\4": "not a client",
+    VALID + b"\xfe": "request 254",
+    VALID + b"\1" + struct.pack("=Q", 1 << 20): "1048576 bytes",
+    VALID + b"\5" + struct.pack("=Q", 1 << 40): "keys",
+    VALID + request(1, b"k", b"x") + request(4, b"k", after=bytes(8)): "not a number",
+    VALID + request(1, b"k", b"9" * 4300) + request(4, b"k", after=bytes(8)): "64 bits",
+}
+
+
+@pytest.mark.parametrize("sent", SENT, ids=["http", "magic", "unknown", "key", "count", "sum", "large"])
+def test_what_is_refused(sent: bytes) -> None:
     """What is not torch's protocol, or beyond its bounds, is refused, also if it arrives byte by byte."""
     for step in (1, len(sent)):
         parts = [sent[start : start + step] for start in range(0, len(sent), step)]
-        with pytest.raises(StoreRefusal, match=problem):
+        with pytest.raises(StoreRefusal, match=SENT[sent]):
             receive(RankStore(), StoreClient(), parts)
 
 

@@ -80,21 +80,17 @@ def test_a_plan_cannot_put_anything_but_a_nics_name_into_the_environment(name: s
 
 
 def test_tasks_that_see_all_gpus_choose_nics_as_one_plan_does() -> None:
-    """Each task chooses alone, and gets its part of one map."""
+    """Each task chooses alone, and gets its part of one map.
+
+    If the driver shows a task its own GPU only, another task may choose the same of several near NICs: not exact.
+    """
     machine = linked([0] * 4, [rdma(number) for number in range(4)])
-    tasks = [Task(rank=n, size=4, settings=("LOCAL_RANK",)) for n in range(4)]
-    parts = [plan_task(machine, Request(nic_env=BOTH), task, own_cpus=False) for task in tasks]
-    assert [part.rank.nics and part.rank.nics[0] for part in parts] == [f"mlx5_{n}" for n in range(4)]
-    assert all(part.rank.exact for part in parts)
-
-
-@pytest.mark.parametrize(("num_nics", "exact"), [(2, False), (1, True)])
-def test_a_task_that_sees_too_few_gpus_is_not_exact(num_nics: int, *, exact: bool) -> None:
-    """If the driver shows a task its own GPU only, another task may choose the same of several near NICs."""
-    task = Task(rank=1, size=4, settings=("LOCAL_RANK",))
-    machine = linked([0], [rdma(number) for number in range(num_nics)])
-    rank = plan_task(machine, Request(nic_env=BOTH), task, own_cpus=True).rank
-    assert (rank.exact, "this task sees 1 GPU of 4 tasks" in rank.reason) == (exact, not exact)
+    request, tasks = Request(nic_env=BOTH), [Task(rank=n, size=4, settings=("LOCAL_RANK",)) for n in range(4)]
+    parts = [plan_task(machine, request, task, own_cpus=False).rank for task in tasks]
+    assert [(part.nics and part.nics[0], part.exact) for part in parts] == [(f"mlx5_{n}", True) for n in range(4)]
+    for num_nics, exact in ((2, False), (1, True)):
+        rank = plan_task(linked([0], [rdma(n) for n in range(num_nics)]), request, tasks[1], own_cpus=True).rank
+        assert (rank.exact, "this task sees 1 GPU of 4 tasks" in rank.reason) == (exact, not exact)
 
 
 PARSERS: Final = {"memory": parse_memory, "gpus": parse_gpus, "nic-env": parse_nic_env}
