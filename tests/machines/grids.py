@@ -39,9 +39,9 @@ def grid(
     cpu_of = list(cpu_ids or range(total * smt))
 
     def core(number: int) -> Core:
-        cpus, place, group = _threads(number, total, smt), number // per_node, number // cores * cores
+        cpus, place, group = range(number, total * smt, total), number // per_node, number // cores * cores
         renamed = CpuSet(cpu_of[cpu] for cpu in cpus)
-        lowest = min(cpu_of[cpu] for first in range(group, group + cores) for cpu in _threads(first, total, smt))
+        lowest = min(cpu_of[cpu] for first in range(group, group + cores) for cpu in range(first, total * smt, total))
         return Core(
             id=min(renamed), cpus=renamed, node=node_of[place], package=place // nodes, l3=lowest if l3 else None
         )
@@ -90,10 +90,6 @@ def gpu(index: int, node: int | None, *, name: str = "T4", visible: bool = True)
         node=node,
         node_source=None if node is None else NodeSource.SYSFS,
     )
-
-
-def _threads(core: int, total: int, smt: int) -> range:
-    return range(core, total * smt, total)
 
 
 def _distance(package_of: dict[int, int], a: int, b: int) -> int:

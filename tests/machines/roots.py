@@ -60,33 +60,27 @@ class Machine:
 
     @cached_property
     def present(self) -> CpuSet:
-        """Return every CPU, offline ones included."""
         return CpuSet().union(*(CpuSet.parse(p["cpus"]) for p in self.packages))
 
     @cached_property
     def online(self) -> CpuSet:
-        """Return the online CPUs."""
         return self.present - CpuSet.parse(self.offline)
 
     @cached_property
     def cpu_nodes(self) -> dict[int, CpuSet]:
-        """Return the online CPUs of each node that has any."""
         found = {node["id"]: CpuSet.parse(node.get("cpus", "")) & self.online for node in self.nodes}
         return {node: cpus for node, cpus in found.items() if cpus}
 
 
 def load(name: str) -> Machine:
-    """Read the facts of one machine."""
     return Machine(name=name, **tomllib.loads((HERE / f"{name}.toml").read_text()))
 
 
 def describe(machine: Machine, kind: str) -> str:
-    """Return the file of hwloc or NCCL (RCCL) that describes the machine, as far as such a file goes."""
     return (HERE / "described" / f"{machine.name}.{kind}.xml").read_text()
 
 
 def write_root(machine: Machine, root: Path) -> Path:
-    """Write the machine's sys/ and proc/ below `root`, and return it."""
     end = "\n\0" if machine.capture.get("nul") else "\n"
     sources = (_cpu_files, _node_files, _pci_files, _other_nic_files, _kfd_files, _proc_files)
     for path, text in chain.from_iterable(files(machine) for files in sources):
@@ -141,7 +135,6 @@ def nccl_xml(machine: Machine) -> str | None:
 
 
 def uuid(index: int) -> str:
-    """Return the synthetic UUID of a GPU by its NVML index."""
     return f"GPU-{index:08x}-0000-4000-8000-00000000000{index:x}"
 
 
@@ -185,7 +178,6 @@ def _topology_files(machine: Machine, package: int, core: int, groups: dict[str,
 
 
 def _cache_files(machine: Machine, cores: list[CpuSet]) -> Iterator[tuple[str, str]]:
-    """Yield the files of the L3 caches of a package, each of which `l3_cores` cores share."""
     size = machine.l3_cores or 0
     for start in range(0, len(cores), size) if size else ():
         l3 = CpuSet().union(*cores[start : start + size]) & machine.online
@@ -206,11 +198,8 @@ def _node_files(machine: Machine) -> Iterator[tuple[str, str]]:
         yield f"{at}/cpulist", cpu_set.render(cpus)
         yield f"{at}/cpumap", _mask(cpus)
         yield f"{at}/distance", " ".join(str(_distance(machine, node["id"], other)) for other in ids)
-        yield f"{at}/meminfo", _meminfo(node["id"], kilobytes)
-
-
-def _meminfo(node: int, kilobytes: int) -> str:
-    return f"Node {node} MemTotal: {kilobytes:14} kB\nNode {node} MemFree: {kilobytes // 2:15} kB"
+        begin = f"Node {node['id']} Mem"
+        yield f"{at}/meminfo", f"{begin}Total: {kilobytes:14} kB\n{begin}Free: {kilobytes // 2:15} kB"
 
 
 def _distance(machine: Machine, a: int, b: int) -> int:
@@ -242,17 +231,11 @@ def _pci_files(machine: Machine) -> Iterator[tuple[str, str]]:
             yield f"{at}/{folder}/{device['name']}/uevent", ""
         if "type" in device:
             yield f"{at}/net/{device.get('net', device['name'])}/type", str(device["type"])
-        yield from (
-            (f"{at}/tile{tile}/uevent", "") for tile in range(machine.partitions) if _has_tiles(machine, device)
-        )
-
-
-def _has_tiles(machine: Machine, device: dict[str, Any]) -> bool:
-    return machine.vendor == "intel" and device in machine.gpus and machine.partitions > 1
+        if machine.vendor == "intel" and device in machine.gpus and machine.partitions > 1:
+            yield from ((f"{at}/tile{tile}/uevent", "") for tile in range(machine.partitions))
 
 
 def _other_nic_files(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield the files of network devices that are not on PCI, such as Hyper-V's."""
     for nic in (nic for nic in machine.nics if "bus" in nic):
         at = f"sys/devices/{_nic_path(nic)}/net/{nic['name']}"
         yield f"{at}/type", str(nic.get("type", 1))
@@ -270,7 +253,11 @@ def _kfd_files(machine: Machine) -> Iterator[tuple[str, str]]:
         yield f"{_KFD}/{number}/properties", "cpu_cores_count 8\nsimd_count 0\nlocation_id 0"
     for number, (gpu, part) in enumerate(devices, first):
         yield f"{_KFD}/{number}/gpu_id", str(1000 + number)
-        yield f"{_KFD}/{number}/properties", _kfd_properties(machine, gpu, part)
+        domain, bus, device, function = pci_order(gpu["at"].rpartition("/")[2])
+        place = part << 28 | bus << 8 | device << 3 | function
+        unique = 0 if gpu.get("no_uuid") else 0xA000 + machine.gpus.index(gpu)
+        names = f"domain {domain}\nlocation_id {place}\nunique_id {unique}"
+        yield f"{_KFD}/{number}/properties", f"cpu_cores_count 0\nsimd_count 304\n{names}"
         others = [other for other in range(first, first + len(devices)) if other != number and machine.xgmi]
         for place, other in enumerate(others):
             speeds = f"min_bandwidth 64000\nmax_bandwidth {machine.xgmi * 64000}"
@@ -278,35 +265,25 @@ def _kfd_files(machine: Machine) -> Iterator[tuple[str, str]]:
             yield f"{_KFD}/{number}/io_links/{place}/properties", text
 
 
-def _kfd_properties(machine: Machine, gpu: dict[str, Any], part: int) -> str:
-    domain, bus, device, function = pci_order(gpu["at"].rpartition("/")[2])
-    place = part << 28 | bus << 8 | device << 3 | function
-    unique = 0 if gpu.get("no_uuid") else 0xA000 + machine.gpus.index(gpu)
-    return f"cpu_cores_count 0\nsimd_count 304\ndomain {domain}\nlocation_id {place}\nunique_id {unique}"
-
-
 def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str, str]:
-    is_gpu = device in machine.gpus
-    values = {
-        **_identity(machine, device),
-        "device": "0x0bd5" if is_gpu and machine.vendor == "intel" else "0x20b0",
-        "local_cpus": _mask(_local_cpus(machine, path, device)),
-        "local_cpulist": cpu_set.render(_local_cpus(machine, path, device)),
+    local, node = _local_cpus(machine, path, device), _kernel_node(machine, path, device)
+    values = {"local_cpus": _mask(local), "local_cpulist": cpu_set.render(local)}
+    if node is not None:
+        values["numa_node"] = str(node)
+    if device not in machine.gpus:
+        device_class = device.get("class", "0x020000") if device in machine.nics else "0x060400"  # else a bridge
+        return {"class": device_class, "vendor": "0x15b3", "device": "0x20b0", **values}
+    vendor, device_class = _VENDORS[machine.vendor]
+    return {
+        "class": device.get("class", device_class),
+        "vendor": vendor,
+        "device": "0x0bd5" if machine.vendor == "intel" else "0x20b0",
+        **values,
+        "current_link_speed": "16.0 GT/s PCIe",
+        "max_link_speed": "16.0 GT/s PCIe",
+        "current_link_width": "16",
+        "max_link_width": "16",
     }
-    if is_gpu:
-        speeds = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe"}
-        values |= {**speeds, "current_link_width": "16", "max_link_width": "16"}
-    node = _kernel_node(machine, path, device)
-    return values if node is None else {**values, "numa_node": str(node)}
-
-
-def _identity(machine: Machine, device: dict[str, Any]) -> dict[str, str]:
-    """Return class and vendor of a GPU, NIC or bridge."""
-    if device in machine.gpus:
-        number, device_class = _VENDORS[machine.vendor]
-        return {"class": device.get("class", device_class), "vendor": number}
-    is_nic = device in machine.nics
-    return {"class": device.get("class", "0x020000") if is_nic else "0x060400", "vendor": "0x15b3"}
 
 
 def _bridge(machine: Machine, path: str) -> dict[str, Any]:

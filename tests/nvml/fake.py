@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 SOURCE: Final = Path(__file__).with_name("fake_nvml.c")
+_NO_GPUS: Final = ("switch", "npu", "off")  # other far ends of an NVLink
 _FLAGS: Final = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared", "-Wl,-soname,libnvidia-ml.so.1")
 
 
@@ -56,37 +57,27 @@ class FakeGpu:
     fails: Mapping[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return this GPU's lines of a data file."""
-        told = {
-            "uuid": self.uuid,
-            "pci": self.pci,
-            "name": self.name,
-            "cpus": _mask(self.cpus),
-            "memory": _mask(self.memory_nodes),
-            "numa_node": self.numa_node,
-            "pcie": None if self.pcie is None else " ".join(map(str, self.pcie)),
-            "mig_mode": None if self.mig_mode is None else int(self.mig_mode),
-            "persistence": None if self.persistence is None else int(self.persistence),
-            "load": None if self.load is None else " ".join(map(str, self.load)),
-            "vram": None if self.vram is None else " ".join(map(str, self.vram)),
-            "power": self.power,
-            "ecc": None if self.ecc is None else " ".join(map(str, self.ecc)),
-            "rows": None if self.rows is None else " ".join(map(str, self.rows)),
-            "retirement": self.retirement,
-            "reasons": None if self.reasons is None else f"{self.reasons:x}",
-        }
+        masks = {"cpus": _mask(self.cpus), "memory": _mask(self.memory_nodes)}
+        reasons = None if self.reasons is None else f"{self.reasons:x}"
+        words = ("uuid", "pci", "name", "numa_node", "pcie", "mig_mode", "persistence", "load", "vram", "power")
+        told = {word: getattr(self, word) for word in (*words, "ecc", "rows", "retirement")}
+        values = {**told, **masks, "reasons": reasons}
         return [
             "gpu",
-            *(f"{word} {value}" for word, value in told.items() if value is not None),
-            *(
-                f"process {each}" if isinstance(each, int) else f"process {each[0]} {each[1]}"
-                for each in self.processes
-            ),
-            *(f"mig {number} {uuid} {name}" for number, uuid, name in self.mig),
-            *(f"nvlink {link} {_far_end(end)}" for link, end in enumerate(self.nvlinks)),
+            *(f"{word} {_words(value)}" for word, value in values.items() if value is not None),
+            *(f"process {_words(each)}" for each in self.processes),
+            *(f"mig {_words(each)}" for each in self.mig),
+            *(f"nvlink {link} {'' if end in _NO_GPUS else 'gpu '}{end}" for link, end in enumerate(self.nvlinks)),
             *(f"ancestor {other} {level}" for other, level in self.ancestors.items()),
             *(f"fail {question} {code}" for question, code in self.fails.items()),
         ]
+
+
+def _words(value: object) -> str:
+    """Return the words of a value or of several; a boolean is 0 or 1."""
+    return (
+        " ".join(map(str, value)) if isinstance(value, tuple) else str(int(value) if isinstance(value, bool) else value)
+    )
 
 
 def render(gpus: Sequence[FakeGpu], *, fails: Mapping[str, int] | None = None) -> str:
@@ -96,7 +87,6 @@ def render(gpus: Sequence[FakeGpu], *, fails: Mapping[str, int] | None = None) -
 
 
 def compiler() -> str | None:
-    """Return the C compiler on PATH, or None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
@@ -118,7 +108,6 @@ def build(folder: Path, *, old: bool = False) -> Path:
 
 
 def environment(library: Path, data: Path, *, log: Path | None = None) -> dict[str, str]:
-    """Return the environment in which a process finds the stand-in, its data, and the log of the calls it gets."""
     others = os.environ.get("LD_LIBRARY_PATH")
     environ = {**os.environ, "FAKE_NVML_DATA": str(data)}
     environ["LD_LIBRARY_PATH"] = os.pathsep.join([str(library.parent), *([others] if others else [])])
@@ -127,13 +116,10 @@ def environment(library: Path, data: Path, *, log: Path | None = None) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeNvml:
-    """The built stand-in, in its complete and its old variant."""
-
     library: Path
     old_library: Path
 
     def environment(self, folder: Path, data: str, *, old: bool = False) -> dict[str, str]:
-        """Write `data` below `folder` and return the environment for a process; its calls go to `folder`/calls."""
         path = folder / "nvml-data"
         path.write_text(data, encoding="utf-8")
         return environment(self.old_library if old else self.library, path, log=folder / "calls")
@@ -146,7 +132,3 @@ def _mask(numbers: Iterable[int] | None) -> str | None:
     value = sum(1 << number for number in numbers)
     words = range(max(1, -(-value.bit_length() // 64)))
     return " ".join(f"{value >> 64 * word & (1 << 64) - 1:x}" for word in words)
-
-
-def _far_end(end: str) -> str:
-    return end if end in ("switch", "npu", "off") else f"gpu {end}"

@@ -33,7 +33,6 @@ TO_SWITCH: Final = '<nvlink target="fffffff:ffff:ff" count="{}" tclass="0x068000
 
 
 def tiles() -> str:
-    """Write two GPUs of two tiles, and one without tiles."""
     devices = [
         card(
             obj("OSDev", info("LevelZeroSubdevices", "2"), name=f"ze{n}", gp_index=50 + 3 * n),
@@ -48,7 +47,6 @@ def tiles() -> str:
 
 
 def bridged() -> str:
-    """Write a GPU below two bridges, and a NIC below the outer one."""
     inner = obj("Bridge", card(), bridge_type="1-1", bridge_pci="0000:[18-18]", pci_busid="0000:17:0A.0")
     nic = card(interface("eth0", 2), busid="0000:19:00.0", pci_type=ETH)
     outer = obj("Bridge", inner, nic, bridge_type="1-1", bridge_pci="0000:[17-18]", pci_busid="0000:16:02.0")
@@ -293,12 +291,7 @@ NCCL: Final = {
         for text in ("400000", "-1", "fast")
     },
     "NVSwitches and made-up addresses are left out, a NIC outside PCI has no node": system(
-        cpu(
-            pci("0000:12:00.0", "0x068000"),
-            pci("ffff:ff:01.0", GPU),
-            pci("x", GPU),
-            '<nic><net name="eth0"/></nic>',
-        )
+        cpu(pci("0000:12:00.0", "0x068000"), pci("ffff:ff:01.0", GPU), pci("x", GPU), '<nic><net name="eth0"/></nic>')
     ),
     **{
         f"the vendor: {said}{child}": system(cpu(f'<pci busid="0000:10:00.0" {said}>{child}</pci>'))

@@ -14,12 +14,10 @@ ADDRESS: Final = "0000:18:00.0"
 
 
 def rdma(number: int, node: str = "") -> Files:
-    """Return the files of a NIC with a verbs name."""
     return {"class": "0x020700", f"infiniband/mlx5_{number}/fw_ver": "1"} | ({"numa_node": node} if node else {})
 
 
 def port(number: int, *, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)") -> Files:
-    """Return the files of a NIC with a port."""
     at = f"infiniband/mlx5_{number}/ports/1"
     return {"class": "0x020700", f"{at}/state": state, f"{at}/rate": rate}
 
@@ -263,8 +261,7 @@ CASES: Final = {
     **{f"{name}, GPU and NIC": Case(devices={a: GPU, b: ETH | {"numa_node": "1"}}) for name, (a, b) in PAIRS.items()},
     **{
         f"{name}, two GPUs": Case(
-            devices={a: GPU, b: PLAIN | {"numa_node": "0"}},
-            nvml=[{"pci": a[-12:]}, {"pci": b[-12:]}],
+            devices={a: GPU, b: PLAIN | {"numa_node": "0"}}, nvml=[{"pci": a[-12:]}, {"pci": b[-12:]}]
         )
         for name, (a, b) in PAIRS.items()
     },

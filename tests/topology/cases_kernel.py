@@ -17,17 +17,14 @@ GPU: Final = {"vendor": "0x10de", "class": "0x030200", "numa_node": "1", "local_
 
 
 def cpus(numbers: Iterable[int], files: Files) -> dict[str, str | bytes | None]:
-    """Return the files of several CPUs, by their paths below cpuN."""
     return {f"cpu:cpu{cpu}/{name}": content for cpu in numbers for name, content in files.items()}
 
 
 def rated(name: str, **ratings: str) -> dict[str, str | bytes | None]:
-    """Return the rating of each CPU: c0="255"."""
     return {f"cpu:cpu{cpu[1:]}/{name}": number for cpu, number in ratings.items()}
 
 
 def ratings(name: str, fast: str, slow: str, fast_cpus: Iterable[int] = (0, 8)) -> dict[str, str | bytes | None]:
-    """Return the ratings of a machine of fast and slow CPUs."""
     listed = set(fast_cpus)
     return {f"cpu:cpu{cpu}/{name}": fast if cpu in listed else slow for cpu in (0, 1, 2, 3, 8, 9, 10, 11)}
 
@@ -140,10 +137,7 @@ CASES: Final = {
     ),
     **{
         f"a cgroup {text!r} says nothing, so all is allowed": Case(
-            files={
-                "proc/self/cgroup": text,
-                "proc/mounts": "x\nc /cg cgroup rw,cpuset 0 0\nc /cg cgroup2 rw 0 0",
-            }
+            files={"proc/self/cgroup": text, "proc/mounts": "x\nc /cg cgroup rw,cpuset 0 0\nc /cg cgroup2 rw 0 0"}
         )
         for text in ("", "garbage", "0::/\0", "::", "7:cpuset:/gone")
     },

@@ -19,13 +19,11 @@ RENDER: Final = {"drm/renderD128/dev": "226:128"}
 
 
 def gpu(vendor: str, device_class: str = "0x030200") -> dict[str, str]:
-    """Return the files of a GPU on node 1."""
     (number,) = (number for number, known in BY_PCI_ID.items() if known == vendor)
     return {"vendor": f"{number:#x}", "class": device_class, "numa_node": "1"}
 
 
 def kfd(number: int, address: str, **more: int) -> dict[str, str]:
-    """Return the KFD's files of a GPU."""
     bus, device = int(address[5:7], 16), int(address[8:10], 16)
     values = {"simd_count": 304, "domain": 0, "location_id": bus << 8 | device << 3, **more}
     rows = "\n".join(f"{name} {value}" for name, value in values.items())
@@ -33,7 +31,6 @@ def kfd(number: int, address: str, **more: int) -> dict[str, str]:
 
 
 def shown(on: str, *variables: Mapping[str, str], gpus: str = "") -> dict[str, Case]:
-    """Return a case for each environment."""
     return {
         f"{on}: {dict(environ)}{gpus and f' --gpus {gpus}'}": Case(on=on, environ=environ, gpus=gpus)
         for environ in variables

@@ -53,7 +53,6 @@ def observed() -> dict[str, tuple[Case, str]]:
 
 
 def instance(gpu: int, letter: str = "a") -> str:
-    """Return the UUID of a MIG instance."""
     return f"MIG-{gpu}{letter}000000-0000-0000-0000-000000000000"
 
 

@@ -18,23 +18,19 @@ def mask(numbers: Iterable[int]) -> str:
 
 
 def obj(kind: str, *inner: str, **attributes: object) -> str:
-    """Write an object of hwloc's."""
     written = "".join(f' {name}="{value}"' for name, value in attributes.items())
     return f'<object type="{kind}"{written}>\n{"".join(inner)}</object>\n'
 
 
 def info(name: str, value: str) -> str:
-    """Write an info of hwloc's."""
     return f'<info name="{name}" value="{value}"/>\n'
 
 
 def node(number: int, cpus: Iterable[int], **attributes: object) -> str:
-    """Write a NUMA node with the CPUs near it."""
     return obj("NUMANode", os_index=number, cpuset=mask(cpus), nodeset=mask([number]), **attributes)
 
 
 def core(*cpus: int) -> str:
-    """Write a core and its CPUs."""
     return obj("Core", *(obj("PU", os_index=cpu, cpuset=mask([cpu])) for cpu in cpus), cpuset=mask(cpus))
 
 
@@ -46,7 +42,6 @@ def package(number: int, *inner: str, cpus: tuple[int, int, int, int], nodes: It
 
 
 def machine(*inner: str, version: str = "2.0", after: str = "", **sets: str) -> str:
-    """Write hwloc's topology of at most eight CPUs and four nodes."""
     root = obj("Machine", *inner, os_index=0, cpuset=mask(range(8)), nodeset=mask(range(4)), **sets)
     head = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n'
     return f'{head}<topology version="{version}">\n{root}{after}</topology>\n'
@@ -60,17 +55,14 @@ def two_packages(*devices: str, version: str = "2.0", after: str = "", **sets: s
 
 
 def card(*inner: str, busid: str = "0000:18:00.0", pci_type: str = T4) -> str:
-    """Write hwloc's PCI device, by default a T4."""
     return obj("PCIDev", *inner, pci_busid=busid, pci_type=pci_type, pci_link_speed="15.753846")
 
 
 def interface(name: str, kind: object, *inner: str, **attributes: object) -> str:
-    """Write the name that the system, or a library, has for a device."""
     return obj("OSDev", *inner, name=name, osdev_type=kind, **attributes)
 
 
 def distances(indexes: str, *values: str, **attributes: object) -> str:
-    """Write hwloc's matrix of latencies between nodes."""
     said = {"type": "NUMANode", "nbobjs": 2, "kind": 5, "name": "NUMALatency", "indexing": "os"} | attributes
     written = "".join(f' {key}="{value}"' for key, value in said.items())
     inner = "".join(f'<u64values length="9">{row}</u64values>' for row in values)
@@ -78,17 +70,14 @@ def distances(indexes: str, *values: str, **attributes: object) -> str:
 
 
 def pci(busid: str, pci_class: str, *inner: str, link: str = 'link_speed="16.0 GT/s PCIe" link_width="16"') -> str:
-    """Write NCCL's PCI device."""
     return f'<pci busid="{busid}" class="{pci_class}" {link}>\n{"".join(inner)}</pci>\n'
 
 
 def cpu(*inner: str, numaid: str | None = "0", affinity: str | None = "0000000f") -> str:
-    """Write a NUMA node, which NCCL calls a CPU."""
     said = {"numaid": numaid, "affinity": affinity, "arch": "x86_64"}
     written = "".join(f' {name}="{value}"' for name, value in said.items() if value is not None)
     return f"<cpu{written}>\n{''.join(inner)}</cpu>\n"
 
 
 def system(*inner: str) -> str:
-    """Write NCCL's topology."""
     return f'<system version="1">\n{"".join(inner)}</system>\n'

@@ -124,7 +124,9 @@ def _base_readings(name: str) -> Readings:
 def read(case: Case, root: Path) -> Topology:
     """Read a machine as `discover` reads the live one, with these answers of NVML and of NCCL's file."""
     if case.on in _DOCUMENTS:
-        return _read_document(_DOCUMENTS[case.on] if case.document is None else case.document, root)
+        root.mkdir(exist_ok=True)
+        (root / "machine").write_bytes((_DOCUMENTS[case.on] if case.document is None else case.document).encode())
+        return discover(machine=root / "machine")
     has_files = case.files or case.devices
     readings = read_sysfs(written(case, root), source="ROOT") if has_files else _base_readings(case.on)
     nccl = nccl_nodes(xmlfile.parse(case.nccl_file, source="nccl.xml")) if case.nccl_file else case.nccl
@@ -135,12 +137,6 @@ def read(case: Case, root: Path) -> Topology:
     return with_gpu_nodes(build(readings, environ=case.environ), case.gpu_nodes)
 
 
-def _read_document(text: str, root: Path) -> Topology:
-    root.mkdir(exist_ok=True)
-    (root / "machine").write_bytes(text.encode())
-    return discover(machine=root / "machine")
-
-
 def _nvml_gpu(index: int, values: Mapping[str, Any]) -> NvmlReading:
     sets = {name: CpuSet.parse(values[name]) for name in ("memory_nodes", "cpus") if name in values}
     pcie = {"pcie": Pcie(**values["pcie"])} if "pcie" in values else {}
@@ -149,7 +145,6 @@ def _nvml_gpu(index: int, values: Mapping[str, Any]) -> NvmlReading:
 
 
 def written(case: Case, root: Path) -> Path:
-    """Write the machine that the case is based on, and change its details."""
     if case.on == "two":
         _write_files(root, _two_packages())
     else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from numapin.base.bounds import MAX_GPUS
 from numapin.base.cpu_set import CpuSet
 from numapin.plan.gpus import settle_gpus
-from numapin.system import calls
-from numapin.system.tree import Tree
+from numapin.system import calls, tree
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Mig, Pcie

@@ -10,14 +10,11 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from tests import hostile
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 ROOT: Final = Path(__file__).parents[2]
 MOST_MB: Final = 500
@@ -46,11 +43,16 @@ def answered(folder: Path, *kinds: str, num_bytes: int, sizes: str = f"-1 {1 << 
     `sizes` are the least and the most bytes of a case's file. Every part of the cases has a process of its own.
     """
     options = {"HOSTILE_BYTES": num_bytes, "HOSTILE_SIZES": sizes, "HOSTILE_ADDRESS_SPACE": ADDRESS_SPACE}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **{name: str(value) for name, value in options.items()}}
     folders = [folder / str(part) for part in range(num_parts)]
     with ExitStack() as running:
         processes = []
         for part, at in enumerate(folders):
-            process = running.enter_context(start(at, kinds, options | {"HOSTILE_PART": f"{part} {num_parts}"}))
+            at.mkdir(exist_ok=True)
+            command = [sys.executable, "-m", "tests.hostile", str(at), *kinds]
+            with (at / "rows").open("w") as out, (at / "err").open("w") as err:  # files never wait for a reader
+                given = {**environ, "HOSTILE_PART": f"{part} {num_parts}"}
+                process = running.enter_context(subprocess.Popen(command, cwd=ROOT, env=given, stdout=out, stderr=err))
             running.callback(process.kill)  # if the test's time is up
             processes.append(process)
         for process in processes:
@@ -58,20 +60,6 @@ def answered(folder: Path, *kinds: str, num_bytes: int, sizes: str = f"-1 {1 << 
     for process, at in zip(processes, folders, strict=True):
         assert process.returncode == 0, (at / "err").read_text()[-2000:]
     return [json.loads(line) for at in folders for line in (at / "rows").read_text().splitlines()]
-
-
-def start(folder: Path, kinds: Sequence[str], options: Mapping[str, object]) -> subprocess.Popen[bytes]:
-    """Start a process; its output goes to files, so that it never waits for a reader."""
-    folder.mkdir(exist_ok=True)
-    variables = {name: str(value) for name, value in options.items()}
-    with (folder / "rows").open("w") as out, (folder / "err").open("w") as err:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.hostile", str(folder), *kinds],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-            stdout=out,
-            stderr=err,
-        )
 
 
 SMALL, LARGE, LARGEST = 2_000_000, 3_000_000, 5_250_000

@@ -31,10 +31,9 @@ def _unsteady(*names: str) -> str:
     return UNSTEADY_TEST.replace("NAMES", repr(names))
 
 
-def _run(folder: Path, code: str, *options: str, file: str = "test_it.py") -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group: x\n")
-    (folder / file).parent.mkdir(parents=True, exist_ok=True)
-    (folder / file).write_text(code)
+    (folder / "test_it.py").write_text(code)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}  # plugins take 1 s in each run
     common = ["-p", "xdist", "--import-mode=importlib", f"--basetemp={folder / 'base'}"]
@@ -42,20 +41,20 @@ def _run(folder: Path, code: str, *options: str, file: str = "test_it.py") -> su
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    ("names", "file"), [(["a", "b@c", "d"], "test_it.py"), (list("abcd"), "tests/vm/test_it.py")], ids=["few", "vm"]
-)
-def test_passed_alone(names: list[str], file: str, tmp_path: Path) -> None:
+def test_passed_alone(tmp_path: Path) -> None:
     """The run passes and names these tests, without xdist's groups, also for CI. Tests in VMs count as one."""
-    code = _unsteady(*names) + "\ndef test_other(): pass\n"
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_runtest_logreport\n")
-    done = _run(tmp_path, code, "--numprocesses=1", "--dist=loadgroup", file=file)
-    report = [f"failed beside the others, passed alone: {file}::test_once[{name}]" for name in names]
+    (tmp_path / "tests" / "vm").mkdir(parents=True)
+    (tmp_path / "tests" / "vm" / "test_it.py").write_text(_unsteady("e", "f", "g"))
+    done = _run(tmp_path, _unsteady("a", "b@c") + "\ndef test_other(): pass\n", "--numprocesses=1", "--dist=loadgroup")
+    tests = [f"test_it.py::test_once[{name}]" for name in ("a", "b@c")]
+    tests += [f"tests/vm/test_it.py::test_once[{name}]" for name in "efg"]
+    report = [f"failed beside the others, passed alone: {test}" for test in tests]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"once more, alone: {len(names)} that failed" in done.stdout
-    assert f"{len(names)} passed" in done.stdout
+    assert "once more, alone: 5 that failed" in done.stdout
+    assert "5 passed" in done.stdout
     assert "assert seen" in done.stdout
-    assert done.stdout.splitlines()[-len(names) :] == report
+    assert done.stdout.splitlines()[-5:] == report
     assert (tmp_path / ".cache/unsteady").read_text().splitlines() == report
 
 

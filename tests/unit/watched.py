@@ -15,18 +15,15 @@ _LOAD = GpuLoad(busy_share=0.87, h2d_gbps=12.4, used_bytes=40 << 30, memory_byte
 
 
 def loop(waited_s: float, stepped_s: float, num_steps: int) -> Waited:
-    """Return totals, with batches of 1 MB."""
     return Waited(waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_steps * 10**6)
 
 
 def planned(number: int) -> RankPlan:
-    """Return the plan of a rank, with a GPU and eight CPUs of its own."""
     gpu = GpuRef(index=number, uuid=f"GPU-{number}", pci=f"0000:{number:02x}:00.0")
     return replace(PLANNED, local_rank=number, gpu=gpu, cpus=CpuSet(range(number * 8, number * 8 + 8)))
 
 
 def rank(number: int = 0, **facts: object) -> TopRank:
-    """Return a rank that is busy, with some facts changed."""
     usual = TopRank(
         plan=planned(number),
         pid=40000 + number,

@@ -26,7 +26,6 @@ from numapin.cli.main import numapin
 from numapin.cli.run import OPTIONS, RunOptions, watching_of
 from numapin.rank import handover
 from numapin.system.tree import Tree
-from numapin.tasks.enter import read_plan_file
 from numapin.tasks.identify import find_task
 from numapin.topology.build import build
 from numapin.topology.readings import CpuReading, NodeReading, PciReading, Readings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -26,14 +25,13 @@ from tests.unit.base.seam import (
     NodeReading,
     PciReading,
     Readings,
+    RunOptions,
     build,
     find_task,
     numapin,
     read_line,
+    watching_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TOO_MANY = str(MAX_RANKS + 1)
 LONG = "x" * 5000
@@ -47,14 +45,13 @@ def refused(*words: str) -> str:
     return str(caught.value)
 
 
-def test_ranks_have_a_bound() -> None:
-    """The message names it. Those of `plan`, of a `Request`, and the help pages are recorded."""
+def test_ranks_have_a_bound(tmp_path: Path) -> None:
+    """The message names it. Those of `plan`, of a `Request`, and the help pages are recorded.
+
+    PET_NPROC_PER_NODE is torchrun's spelling of the option.
+    """
     assert str(MAX_RANKS) in refused("exec", "--local-rank", "0", "--local-size", TOO_MANY, "true")
     assert str(MAX_RANKS) in refused("job", "slurm", "--gpus-per-node", "0", "--ranks-per-node", TOO_MANY, "train.py")
-
-
-def test_torchruns_variable_has_the_bound(tmp_path: Path) -> None:
-    """PET_NPROC_PER_NODE is torchrun's spelling of the option."""
     done = forked("run", "--dry-run", script(tmp_path, ""), PET_NPROC_PER_NODE=TOO_MANY)
     assert (done.status, f"is {TOO_MANY}; it must be at most {MAX_RANKS}" in done.err) == (2, True), done.err
 
@@ -103,48 +100,35 @@ def test_hundreds_of_virtual_functions_leave_links_out(num_gpus: int, num_nics: 
     assert any("are left out" in note for note in made.notes) == (num_nics > 300)
 
 
-PATHS: dict[str, Callable[[str], tuple[str, ...]]] = {
-    "topo --machine": lambda path: ("topo", "--machine", path),
-    "topo --root": lambda path: ("topo", "--root", path),
-    "topo --plan": lambda path: ("topo", "--plan", path, "--machine", "m.json"),
-    "topo --save": lambda path: ("topo", "--save", path, "--machine", "m.json"),
-    "topo --output": lambda path: ("topo", "--format", "svg", "--output", path, "--machine", "m.json"),
-    "plan --machine": lambda path: ("plan", "--machine", path),
-    "plan --root": lambda path: ("plan", "--root", path),
-    "doctor --root": lambda path: ("doctor", "--root", path),
-    "job --machine": lambda path: ("job", "slurm", "--machine", path, "train.py"),
-    "job --output": lambda path: ("job", "slurm", "--gpus-per-node", "1", "--output", path, "train.py"),
-    "exec --plan": lambda path: ("exec", "--local-rank", "0", "--plan", path, "true"),
-    "trace --read": lambda path: ("trace", "--read", path),
-    "verify": lambda path: ("verify", path),
-    "top": lambda path: ("top", "--once", path),
-    "bench --output": lambda path: ("bench", "alloc", "--quick", "--output", path),
-}
+PATHS = [
+    *("topo --machine PATH", "topo --root PATH", "topo --plan PATH --machine m.json", "plan --machine PATH"),
+    *("topo --save PATH --machine m.json", "topo --format svg --output PATH --machine m.json", "plan --root PATH"),
+    *("doctor --root PATH", "job slurm --machine PATH train.py", "exec --local-rank 0 --plan PATH true"),
+    *("job slurm --gpus-per-node 1 --output PATH train.py", "trace --read PATH", "verify PATH", "top --once PATH"),
+    "bench alloc --quick --output PATH",
+]
 
 
-@pytest.mark.parametrize("option", PATHS)
+@pytest.mark.parametrize("line", PATHS)
 def test_a_path_that_no_file_has_is_an_error_of_ours(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too long, with a NUL, through a file, a link to itself, a folder or a pipe instead of a file: no traceback."""
     monkeypatch.chdir(tmp_path)
     Path("m.json").write_text(json.dumps(grid(nodes=1, cores=1).to_json()))
     Path("circle").symlink_to("circle")
     bad = [LONG, f"{LONG}/x", "a\0b", "m.json/below", "circle/below"]
-    writes = option.endswith(("--save", "--output"))
-    if not writes:
+    if "--save" not in line and "--output" not in line:
         Path("folder").mkdir()
         os.mkfifo("pipe")
         bad += ["circle", "folder", "pipe"]
     for path in bad:
-        assert refused(*PATHS[option](path))
+        assert refused(*(path if word == "PATH" else word for word in line.split()))
 
 
 @pytest.mark.parametrize("path", [LONG, "a\0b", "missing/below"])
 def test_the_report_of_a_run_is_checked_before_it_starts(path: str) -> None:
     """The option goes through click here, and through `watching_of` there."""
-    from tests.unit.base.seam import RunOptions, watching_of
-
     command = click.Command("run", params=[*OPTIONS])
     with pytest.raises((UsageError, click.ClickException)):
         watching_of(RunOptions(**command.make_context("run", ["--report", path]).params), {})

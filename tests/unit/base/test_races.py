@@ -25,7 +25,6 @@ MOST_CALLS: Final = 60
 
 
 def careful(path: Path) -> None:
-    """Write as numapin does."""
     write_text_to(os.fspath(path), "text", remedy="")
 
 
@@ -42,7 +41,6 @@ WRITERS: Final = pytest.mark.parametrize("write", [careful, careless])
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
-    """Give a folder that only root may enter."""
     folder = tmp_path / "private"
     folder.mkdir(mode=0o700)
     return folder
@@ -50,7 +48,6 @@ def private(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a name in another user's folder."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     os.chown(folder, STRANGER, STRANGER)
@@ -59,7 +56,6 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def planted(name: Path, make: Callable[[Path], object], owner: int = STRANGER) -> None:
-    """Put a link or pipe in the place of what has this name."""
     new = name.with_name("new")
     new.unlink(missing_ok=True)
     make(new)

@@ -19,19 +19,14 @@ HINT = "how to get a good file"
 
 
 class Word(StrEnum):
-    """A choice."""
-
     ONE = "one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """A record inside another one; 7 is no good."""
-
     n: int
 
     def __post_init__(self) -> None:
-        """Check the number."""
         if self.n == 7:
             msg = "7 is no good"
             raise ValueError(msg)
@@ -39,8 +34,6 @@ class Inner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    """A record with an element of each type."""
-
     t: str
     n: int
     f: bool
@@ -74,12 +67,14 @@ MAYBE = {"maybe_t": "y", "maybe_n": 0, "maybe_set": "", "maybe_word": "one", "ma
 
 
 def read(value: object) -> Outer:
-    """Read a file that holds this value."""
     return read_record(Outer, json.dumps(value), source="m.json", hint=HINT)
 
 
 def test_values_are_returned_as_they_are() -> None:
-    """Each type has its reader; sets are list strings, and keys of maps are numbers. The way back gives the same."""
+    """Each type has its reader; sets are list strings, and keys of maps are numbers. The way back gives the same.
+
+    Unknown is None, and a missing key means the same, whatever the field's default.
+    """
     found = read({**GOOD, **MAYBE, "unknown": 1})
     assert found == Outer(
         t="x",
@@ -99,17 +94,12 @@ def test_values_are_returned_as_they_are() -> None:
         maybe_inner=Inner(n=4),
     )
     assert to_json(found) == {**GOOD, **MAYBE}
-
-
-def test_what_is_optional_may_be_null_or_missing() -> None:
-    """Unknown is None, and a missing key means the same, whatever the field's default."""
     found = read(GOOD)
     assert [getattr(found, name) for name in MAYBE] == [None] * len(MAYBE)
     assert found == read({**GOOD, **dict.fromkeys(MAYBE)})
 
 
 def _answer(line: str) -> str:
-    """Return the error of a good record with these changes, of other text with a schema, or of text that is no JSON."""
     kind, _, text = line.partition(" ")
     reading: Callable[[], object] = {
         "change": lambda: read({**GOOD, **json.loads(text)}),
@@ -149,29 +139,25 @@ def test_large_elements_have_short_errors(change: dict[str, object], message: st
 
 
 @pytest.mark.parametrize("key", ["set", "n", "f", "t", "list", "map", "inner", "word"])
-@pytest.mark.parametrize("value", ["[[[]]]", "9" * 4000, "[" * 900 + "]" * 900, '{"a": {"b": 1}}'])
-def test_a_wrong_value_is_named_however_large_it_is(key: str, value: str) -> None:
+def test_a_wrong_value_is_named_however_large_it_is(key: str) -> None:
     """Its text is not made for the message: it may be deep, or have more digits than Python writes."""
-    text = json.dumps({**GOOD, key: "VALUE"}).replace('"VALUE"', value)
-    with pytest.raises(MachineFileError) as caught:
-        read_record(Outer, text, source="m.json", hint=HINT)
-    assert len(caught.value.message) < 200
+    for value in ("[[[]]]", "9" * 4000, "[" * 900 + "]" * 900, '{"a": {"b": 1}}'):
+        text = json.dumps({**GOOD, key: "VALUE"}).replace('"VALUE"', value)
+        with pytest.raises(MachineFileError) as caught:
+            read_record(Outer, text, source="m.json", hint=HINT)
+        assert len(caught.value.message) < 200
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "[NaN]"],
-    ids=["lists", "objects", "digits", "not a number"],
-)
-def test_json_that_is_too_large_is_a_value_error(text: str) -> None:
+def test_json_that_is_too_large_is_a_value_error() -> None:
     """It is refused as text that is no JSON is, whatever Python's decoder would raise; so it is in a machine file."""
-    with pytest.raises(ValueError, match=r"nested too deeply|digits|NaN"):
-        decode(text)
-    with pytest.raises(MachineFileError, match=r"m.json: not JSON: "):
-        Topology.from_json(text, source="m.json")
+    for text in ("[" * 100_000, '{"a":' * 100_000, "9" * 5000, "[NaN]"):
+        with pytest.raises(ValueError, match=r"nested too deeply|digits|NaN"):
+            decode(text)
+        with pytest.raises(MachineFileError, match=r"m.json: not JSON: "):
+            Topology.from_json(text, source="m.json")
 
 
 def test_no_nan_is_written() -> None:

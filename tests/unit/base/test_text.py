@@ -53,7 +53,6 @@ def test_words(shown: str, text: str) -> None:
 
 
 def _size(line: str) -> str:
-    """Return the bytes of a size, and how as many are shown."""
     try:
         num_bytes = formats.parse_size(line)
     except ValueError as error:
@@ -68,8 +67,7 @@ def test_sizes() -> None:
 
 def test_only_none_is_left_out_and_the_order_stays() -> None:
     """Zero, False and empty text are known values; of entries, only values are looked at."""
-    assert not_none(iter([3, None, 0, None, 1])) == [3, 0, 1]
-    assert not_none([False, "", None]) == [False, ""]
+    assert not_none(iter([3, None, 0, "", False, None, 1])) == [3, 0, "", False, 1]
     assert list(without_none({"b": 0, "x": None, None: "", "a": False}).items()) == [("b", 0), (None, ""), ("a", False)]
 
 
@@ -97,14 +95,10 @@ def test_stand_ins(text: str, encoding: str, written: bytes) -> None:
     assert text.encode(encoding, formats.STAND_INS) == written
 
 
-def test_a_line_on_stderr_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    """Such lines come from any process of a job."""
+def test_a_line_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the program, because any process of a job may write it; a missing, closed or full stderr is ignored."""
     say("rank 1: text")
     assert capsys.readouterr().err == "numapin: rank 1: text\n"
-
-
-def test_a_stderr_that_cannot_be_written_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be missing, closed or full."""
     monkeypatch.setattr(sys, "stderr", None)
     say("lost")
     with Path(os.devnull).open("w", encoding="ascii") as file:
@@ -136,13 +130,12 @@ EXIT_CODES = {
 
 
 def test_every_error_has_its_exit_status() -> None:
-    """The table above is the contract, and it lists every error class."""
+    """The table above is the contract, and it lists every error class.
+
+    A rank's error reaches the launcher with all its attributes; there is no empty hint line.
+    """
     classes = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     assert {kind: getattr(kind, "exit_code", None) for kind in classes} == EXIT_CODES
-
-
-def test_errors_pickle() -> None:
-    """A rank's error reaches the launcher with all its attributes; there is no empty hint line."""
     for kind in EXIT_CODES.keys() - {errors.Stopped}:
         copy = pickle.loads(pickle.dumps(kind("GPU 9 is not there", "numapin topo")))  # noqa: S301 - our own bytes
         assert (type(copy), copy.message, copy.hint) == (kind, "GPU 9 is not there", "numapin topo")
@@ -166,28 +159,22 @@ def test_lines_are_shown_as_recorded() -> None:
     """Secrets are hidden by the names of their options and variables; counts, names, paths and flags do not change."""
     lines = RECORDED.read_text().splitlines()[::2]
     assert len(lines) > 80
-    shown = [without_secrets(shlex.split(line)) for line in lines]
-    compare(
-        "".join(f"{line}\n  {shlex.join(words)}\n" for line, words in zip(lines, shown, strict=True)), str(RECORDED)
-    )
-    for line, words in zip(lines, shown, strict=True):
+    text = ""
+    for line in lines:
         own = shlex.split(line)
-        assert len(words) == len(own)
+        words = without_secrets(own)
+        text += f"{line}\n  {shlex.join(words)}\n"
         assert S not in " ".join(words)
         assert all(word == same for word, same in zip(own, words, strict=True) if S not in word)
         assert ("***" in " ".join(words)) == (S in line)
+    compare(text, str(RECORDED))
 
 
 @pytest.mark.parametrize(
     "token",
     [
-        "hf_" + "aB3" * 11,
-        "ghp_" + "aB3" * 12,
-        "sk-proj-" + "aB3" * 12,
-        "AKIA" + "ABCD" * 4,
-        "xoxb-" + "1234567890-abc",
-        "glpat-" + "aB3-" * 5,
-        "eyJhbGciOiJI.eyJzdWIiOiIx.abc-def",
+        *("hf_" + "aB3" * 11, "ghp_" + "aB3" * 12, "sk-proj-" + "aB3" * 12, "AKIA" + "ABCD" * 4, "glpat-" + "aB3-" * 5),
+        *("xoxb-" + "1234567890-abc", "eyJhbGciOiJI.eyJzdWIiOiIx.abc-def"),
     ],
 )
 @pytest.mark.parametrize("form", ["{}", "--model={}", "--note 'x {} y'"])

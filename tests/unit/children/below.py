@@ -31,40 +31,32 @@ HELPER = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A program that has ended: its status, the lines that it printed, and the records in its run's folder."""
-
     status: int
     lines: list[str]
     err: str
     records: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """The nodes of the two GPUs."""
-
-    nodes: tuple[int, int] = (0, 0)
-
-
-GPUS: Final = Gpus()
-
-
 def table(
-    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, verbose: bool = False, gpus: Gpus = GPUS
+    run: Path,
+    *,
+    memory: Memory = Memory.NONE,
+    strict: bool = False,
+    verbose: bool = False,
+    nodes: tuple[int, int] = (0, 0),
 ) -> ChildTable:
     """Return the plan: GPU n has the n-th CPU and node. The command had none of the variables."""
-    devices = [_entry(number, node, memory) for number, node in enumerate(gpus.nodes)]
-    saw = dict.fromkeys(_SAW)
-    allowed = str(CpuSet(CPUS))
+    devices = []
+    for number, node in enumerate(nodes):
+        cpus, own = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({node})
+        rank = replace(PLANNED, local_rank=number, cpus=cpus, node=node, nodes=own, memory=memory)
+        devices.append(
+            DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
+        )
+    saw, allowed = dict.fromkeys(_SAW), str(CpuSet(CPUS))
     return ChildTable(
         devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=verbose, lists=_LISTS, saw=saw
     )
-
-
-def _entry(number: int, node: int, memory: Memory) -> DeviceEntry:
-    cpus, nodes = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({node})
-    rank = replace(PLANNED, local_rank=number, cpus=cpus, node=node, nodes=nodes, memory=memory)
-    return DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
 
 
 def run(
@@ -73,7 +65,7 @@ def run(
     *,
     memory: Memory = Memory.NONE,
     strict: bool = False,
-    gpus: Gpus = GPUS,
+    nodes: tuple[int, int] = (0, 0),
     **environ: str,
 ) -> Ran:
     """Run a program, which may call `cpus`, and start HELPER."""
@@ -81,12 +73,12 @@ def run(
     records.mkdir(mode=0o700)
     given = {
         **os.environ,
-        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict, gpus=gpus).render(),
+        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict, nodes=nodes).render(),
         "PYTHONPATH": f"{HOOK}:{_STAND_IN}",
         "PYTHONUNBUFFERED": "1",
         **environ,
     }
     command = [sys.executable, "-c", _BEGIN + text]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=300)
     found = [json.loads(path.read_text()) for path in sorted(records.glob("*.json"))]
     return Ran(status=done.returncode, lines=done.stdout.splitlines(), err=done.stderr, records=found)

@@ -25,35 +25,25 @@ def _bound(folder: Path, pid: int, *gpus: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["observed-0-7.json", "unbound-7.json"])
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}"])
-def test_a_record_that_cannot_be_read(
-    kind: str, text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_that_cannot_be_read(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A record that goes between its listing and its reading, or is malformed, does not change the command's status."""
-    if text is None:
-        (tmp_path / kind).symlink_to(tmp_path / "gone")
-    else:
-        (tmp_path / kind).write_text(text)
     _bound(tmp_path, 8, "GPU 0")
-    assert conclude(table(tmp_path, verbose=True), 7) == 7
-    assert "1 process used 1 GPU and was bound" in capsys.readouterr().err
+    (tmp_path / kind).symlink_to("gone")
+    for text in ("", "{", "[]", "{}", ""):
+        assert conclude(table(tmp_path, verbose=True), 7) == 7
+        assert "1 process used 1 GPU and was bound" in capsys.readouterr().err
+        (tmp_path / kind).unlink()
+        (tmp_path / kind).write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "words"),
-    [
-        ([("GPU 0", "GPU 1")], "1 process used 2 GPUs and was bound"),
-        ([("GPU 0", "GPU 1"), ("GPU 0",)], "2 processes used 2 GPUs and were bound"),
-    ],
-)
-def test_processes_with_several_gpus(
-    gpus: list[tuple[str, ...]], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_with_several_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each GPU is counted once, whichever process used it first."""
-    for pid, names in enumerate(gpus, start=1):
-        _bound(tmp_path, pid, *names)
+    _bound(tmp_path, 1, "GPU 0", "GPU 1")
     assert conclude(table(tmp_path, verbose=True), 0) == 0
-    assert words in capsys.readouterr().err
+    assert "1 process used 2 GPUs and was bound" in capsys.readouterr().err
+    _bound(tmp_path, 2, "GPU 0")
+    assert conclude(table(tmp_path, verbose=True), 0) == 0
+    assert "2 processes used 2 GPUs and were bound" in capsys.readouterr().err
 
 
 def test_nothing_of_an_outer_run_is_left(tmp_path: Path) -> None:
@@ -86,7 +76,7 @@ sys.exit(command._run([sys.executable, "-c", {command_code!r}], os.environ))
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTSTP)
         assert process.stdout.readline() == "SIGTSTP\n"
-        assert wait_until(lambda: proc.state_of(process.pid) == "T", limit_s=60)
+        assert wait_until(lambda: proc.state_of(process.pid) == "T", limit_s=300)
         process.send_signal(signal.SIGCONT)
         assert process.stdout.readline() == "SIGCONT\n"
         process.communicate("abc")

@@ -18,6 +18,7 @@ from numapin.launcher.store_server import LOOPBACK, listen, serving, torch_folde
 from numapin.launcher.survivors import LastLook
 from numapin.plan.model import GpuRef
 from numapin.rank import handover
+from numapin.system import proc
 from numapin.system.peers import LocalPeers
 from numapin.topology.model import Pcie
 from numapin.topology.readings import NvmlReading, NvmlReadings

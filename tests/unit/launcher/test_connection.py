@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Return both ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as one:
         other, _ = listening.accept()
         with other:

@@ -23,18 +23,15 @@ TRACEBACK = "Traceback (most recent call last):\n  File\nKeyError: 'x'\n"
 
 
 def ended(rank: int, exitcode: int = 1, **changes: Any) -> EndedRank:
-    """Return the end of a rank."""
     given = {"ended_s": 100.0, "was_ended": False, "error_file": f"/run/error-{rank}.json", "error": None}
     return EndedRank(local_rank=rank, rank=rank, pid=1000 + rank, exitcode=exitcode, **{**given, **changes})
 
 
 def asked(rank: int, exitcode: int, **changes: Any) -> EndedRank:
-    """Return the end of a rank that the launcher ended."""
     return ended(rank, exitcode, was_ended=True, **changes)
 
 
 def error(text: str, trace: object = "", **extra: object) -> dict[str, Any]:
-    """Return the error file of a rank."""
     return {"message": {"message": text, "extraInfo": {"py_callstack": trace, **extra}}}
 
 
@@ -219,13 +216,11 @@ def with_cause(end: int | str) -> EndedRank:
 
 
 def recorded(raised: BaseException) -> EndedRank:
-    """Return a rank that recorded this exception, as Python writes it."""
     message = "".join(traceback.format_exception_only(raised)).strip()
     return ended(0, error=error(message, "".join(traceback.format_exception(raised)), time_s=99.0))
 
 
 def raised(error: Raised, cause: BaseException | None = None) -> Raised:
-    """Return the exception after it was raised, from the cause if there is one."""
     try:
         raise error from cause
     except type(error) as caught:

@@ -11,14 +11,16 @@ import pytest
 from numapin.errors import UsageError
 from tests.unit.launcher.seam import HostPlace, Logs, parse
 
-HOST = os.uname().nodename
-
 
 @pytest.mark.parametrize(
     ("options", "variable", "begins"),
     [
         ((), "", "[trainer1]:"),
-        (("--log-line-prefix-template", "${rank}@${hostname}/${local_rank} $x "), "ignored", f"5@{HOST}/1 $x "),
+        (
+            ("--log-line-prefix-template", "${rank}@${hostname}/${local_rank} $x "),
+            "ignored",
+            f"5@{os.uname().nodename}/1 $x ",
+        ),
         ((), "${role_name} ${rank}> ", "trainer 5> "),
     ],
 )

@@ -16,7 +16,6 @@ WITHOUT_UUID = [replace(gpu, uuid=None) for gpu in GPUS]
 
 
 def nvml(*numbers: int) -> NvmlReadings:
-    """Return what NVML reports on a machine with these GPUs."""
     none = Pcie(gen=None, width=None, max_gen=None, max_width=None)
     readings = (
         NvmlReading(index=at, uuid=f"GPU-{n}", pci=f"0000:0{n}:00.0", name=None, pcie=none)

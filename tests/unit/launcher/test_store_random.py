@@ -23,7 +23,7 @@ from tests.unit.launcher.seam import LOOPBACK, MAGIC, REQUESTS
 from tests.unit.launcher.test_store import serving_process, string, strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pytest
 
@@ -40,49 +40,37 @@ Chance = random.Random
 
 
 def some(chance: Chance) -> list[bytes]:
-    """Return some keys."""
     return chance.choices(KEYS, k=chance.randint(0, 3))
 
 
-def value(chance: Chance) -> bytes:
-    """Return a value, as it is sent."""
-    return string(chance.choice(VALUES))
-
-
-def key(chance: Chance) -> bytes:
-    """Return a key, as it is sent."""
-    return string(chance.choice(KEYS))
-
-
-def queue(chance: Chance) -> bytes:
-    """Return the name of a queue, as it is sent."""
-    return string(chance.choice(QUEUES))
+def one(chance: Chance, *values: Sequence[bytes]) -> bytes:
+    """Return a value of each kind, as they are sent."""
+    return b"".join(string(chance.choice(each)) for each in values)
 
 
 def pairs(chance: Chance) -> bytes:
-    """Return the content of a MULTI_SET."""
     keys = some(chance)
-    return struct.pack("=Q", len(keys)) + b"".join(string(one) + value(chance) for one in keys)
+    return struct.pack("=Q", len(keys)) + b"".join(string(key) + one(chance, VALUES) for key in keys)
 
 
 # The content of each request.
 CONTENT: Final[dict[str, Callable[[Chance], bytes]]] = {
-    "SET": lambda chance: key(chance) + value(chance),
-    "COMPARE_SET": lambda chance: key(chance) + b"".join(map(string, chance.choices((b"", b"1", b"x", b"12abc"), k=2))),
-    "GET": key,
-    "ADD": lambda chance: key(chance) + struct.pack("=q", chance.randint(-3, 3)),
+    "SET": lambda chance: one(chance, KEYS, VALUES),
+    "COMPARE_SET": lambda chance: one(chance, KEYS, *[(b"", b"1", b"x", b"12abc")] * 2),
+    "GET": lambda chance: one(chance, KEYS),
+    "ADD": lambda chance: one(chance, KEYS) + struct.pack("=q", chance.randint(-3, 3)),
     "CHECK": lambda chance: strings([*some(chance), *chance.sample(QUEUES, chance.randint(0, 1))]),
     "WAIT": lambda chance: strings(some(chance)),
     "GETNUMKEYS": lambda _: b"",
-    "DELETE_KEY": key,
-    "APPEND": lambda chance: key(chance) + value(chance),
+    "DELETE_KEY": lambda chance: one(chance, KEYS),
+    "APPEND": lambda chance: one(chance, KEYS, VALUES),
     "MULTI_GET": lambda chance: strings(some(chance)),
     "MULTI_SET": pairs,
-    "QUEUE_PUSH": lambda chance: queue(chance) + value(chance),
-    "QUEUE_POP": queue,
-    "QUEUE_LEN": queue,
+    "QUEUE_PUSH": lambda chance: one(chance, QUEUES, VALUES),
+    "QUEUE_POP": lambda chance: one(chance, QUEUES),
+    "QUEUE_LEN": lambda chance: one(chance, QUEUES),
     "LIST_KEYS": lambda _: b"",
-    "BARRIER": lambda chance: key(chance) + struct.pack("=q", chance.randint(1, 4)),
+    "BARRIER": lambda chance: one(chance, KEYS) + struct.pack("=q", chance.randint(1, 4)),
 }
 # A torch that lacks the method lacks the request.
 KNOWN: Final = [name for name in CONTENT if name not in REQUESTS[14:] or hasattr(TCPStore, name.lower())]
@@ -96,12 +84,11 @@ class Connection:
         self._connect()
 
     def _connect(self) -> None:
-        self.socket = socket.create_connection((LOOPBACK, self._port), timeout=20)
+        self.socket = socket.create_connection((LOOPBACK, self._port), timeout=120)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.send("VALIDATE", struct.pack("=I", MAGIC))
 
     def send(self, request: str, content: bytes = b"") -> None:
-        """Send a request."""
         self.socket.sendall(bytes([REQUESTS.index(request)]) + content)
 
     def answers(self) -> bytes:
@@ -141,7 +128,6 @@ class Talk:
         self._servers = [[Connection(port) for _ in range(NUM_ASKING + len(QUEUES))] for port in (ours, torchs)]
 
     def close(self) -> None:
-        """Close the connections."""
         for connection in chain(*self._servers):
             connection.socket.close()
 

@@ -27,7 +27,6 @@ class Case:
 
 
 def each(what: str, machine: Topology | None, *options: Mapping[str, Any]) -> dict[str, Case]:
-    """Return a case for each set of options of a request."""
     if len(options) < 2:
         return {what: Case(machine=machine, options=dict(*options))}
     return {f"{what}: {_words(one)}": Case(machine=machine, options=one) for one in options}
@@ -46,24 +45,20 @@ def eight(**rest: Any) -> Topology:
 
 
 def limited(topology: Topology, cpus: str) -> Topology:
-    """Allow only these CPUs."""
     return topology.restrict(Allowed(cpus=CpuSet.parse(cpus), nodes=CpuSet.parse("0-99")))
 
 
 def with_gpus(machine: Topology, *gpus: Gpu) -> Topology:
-    """Give a machine these GPUs."""
     return replace(machine, gpus=gpus)
 
 
 def with_fast(topology: Topology, fast: str) -> Topology:
-    """Let these CPUs be faster than the others."""
     cpus = CpuSet.parse(fast)
     speeds = (CpuSpeed(cpus=cpus, highest_perf=200), CpuSpeed(cpus=topology.cpus - cpus, highest_perf=100))
     return replace(topology, speeds=speeds)
 
 
 def rdma(number: int, kind: NicKind = NicKind.INFINIBAND) -> Nic:
-    """Return a NIC with a verbs name."""
     return Nic(name=f"mlx5_{number}", pci=f"0000:{0x80 + number:02x}:00.0", kind=kind)
 
 
@@ -390,12 +385,7 @@ REFUSALS: Final = {
     "no CPU is allowed on this host": Case(machine=limited(replace(TWO, source="live"), "")),
     "what has no CPUs is the file, not this process's allowed CPUs": Case(
         machine=replace(
-            grid(),
-            source="cloud.xml",
-            cores=(),
-            packages=(),
-            nodes=(),
-            allowed=Allowed(cpus=CpuSet(), nodes=CpuSet()),
+            grid(), source="cloud.xml", cores=(), packages=(), nodes=(), allowed=Allowed(cpus=CpuSet(), nodes=CpuSet())
         )
     ),
 }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from functools import cache
 from math import inf
 from pathlib import Path
 from time import perf_counter, process_time
@@ -12,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from numapin import Bind, Memory, Plan, Request, make_plan
-from numapin.errors import BindingRefused, UsageError
+from numapin import Bind, Memory, Request, make_plan
+from numapin.errors import UsageError
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
 from tests.recorded.screens import compare_answers
-from tests.unit.plan.cases import BOTH, GRACE, TWO, linked, rdma
+from tests.unit.plan.cases import BOTH, linked, rdma
 from tests.unit.plan.seam import (
     CpuSet,
     NodeKind,
@@ -36,8 +34,6 @@ from tests.unit.plan.seam import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from numapin import Topology
 
 
 REQUESTS = [Request(bind=mode, memory=memory) for mode in Bind for memory in (None, *Memory)]
@@ -75,15 +71,6 @@ def test_no_policy_allows_gpu_memory(name: str, monkeypatch: pytest.MonkeyPatch)
         assert spills == ("pages may go to GPU memory (node" in rank.reason), request
 
 
-def test_a_plan_reads_back() -> None:
-    """A plan with every field is written as numapin.plan/1, and read as it was."""
-    plan = make_plan(linked([0, 0], [rdma(0)]), Request(nic_env=BOTH))
-    plan = replace(make_plan(GRACE, Request()), warnings=("w",), ranks=(replace(plan.ranks[1], roles={"main": "0-1"}),))
-    data = plan.to_json()
-    assert data["schema"] == "numapin.plan/1"
-    assert Plan.from_json(json.dumps(data)) == plan
-
-
 @pytest.mark.parametrize("name", ["a,b", "a b", "a:1", "a=b", "", "x" * 64, "mlx5_0\n"])
 def test_a_plan_cannot_put_anything_but_a_nics_name_into_the_environment(name: str) -> None:
     """A name that no device has is an error."""
@@ -93,21 +80,17 @@ def test_a_plan_cannot_put_anything_but_a_nics_name_into_the_environment(name: s
 
 
 def test_tasks_that_see_all_gpus_choose_nics_as_one_plan_does() -> None:
-    """Each task chooses alone, and gets its part of one map."""
+    """Each task chooses alone, and gets its part of one map.
+
+    If the driver shows a task its own GPU only, another task may choose the same of several near NICs: not exact.
+    """
     machine = linked([0] * 4, [rdma(number) for number in range(4)])
-    tasks = [Task(rank=n, size=4, settings=("LOCAL_RANK",)) for n in range(4)]
-    parts = [plan_task(machine, Request(nic_env=BOTH), task, own_cpus=False) for task in tasks]
-    assert [part.rank.nics and part.rank.nics[0] for part in parts] == [f"mlx5_{n}" for n in range(4)]
-    assert all(part.rank.exact for part in parts)
-
-
-@pytest.mark.parametrize(("num_nics", "exact"), [(2, False), (1, True)])
-def test_a_task_that_sees_too_few_gpus_is_not_exact(num_nics: int, *, exact: bool) -> None:
-    """If the driver shows a task its own GPU only, another task may choose the same of several near NICs."""
-    task = Task(rank=1, size=4, settings=("LOCAL_RANK",))
-    machine = linked([0], [rdma(number) for number in range(num_nics)])
-    rank = plan_task(machine, Request(nic_env=BOTH), task, own_cpus=True).rank
-    assert (rank.exact, "this task sees 1 GPU of 4 tasks" in rank.reason) == (exact, not exact)
+    request, tasks = Request(nic_env=BOTH), [Task(rank=n, size=4, settings=("LOCAL_RANK",)) for n in range(4)]
+    parts = [plan_task(machine, request, task, own_cpus=False).rank for task in tasks]
+    assert [(part.nics and part.nics[0], part.exact) for part in parts] == [(f"mlx5_{n}", True) for n in range(4)]
+    for num_nics, exact in ((2, False), (1, True)):
+        rank = plan_task(linked([0], [rdma(n) for n in range(num_nics)]), request, tasks[1], own_cpus=True).rank
+        assert (rank.exact, "this task sees 1 GPU of 4 tasks" in rank.reason) == (exact, not exact)
 
 
 PARSERS: Final = {"memory": parse_memory, "gpus": parse_gpus, "nic-env": parse_nic_env}
@@ -128,57 +111,34 @@ def test_options_as_text() -> None:
     compare_answers(Path(__file__).with_name("options.txt"), _answer)
 
 
-def test_a_request_can_be_changed_and_compared() -> None:
-    """`replace` checks and converts as the constructor does."""
-    request = Request(bind="exclusive", reserve_cpus={0, 2})
-    changed = replace(request, bind="socket", num_ranks=3)  # type: ignore[arg-type]  # mypy knows the attribute's type
-    assert changed == Request(bind=Bind.SOCKET, reserve_cpus="0,2", num_ranks=3)
-    assert hash(request) == hash(replace(request))
-    with pytest.raises(UsageError, match="--bind is 'bogus'"):
-        replace(request, bind="bogus")  # type: ignore[arg-type]
-
-
-def test_an_exact_plan_is_not_refused() -> None:
-    """`--strict` lets it pass, and names the first rank of another one."""
-    make_plan(TWO, Request()).require_exact()
-    with pytest.raises(BindingRefused, match="--strict: rank 0 cannot be bound exactly"):
-        make_plan(TWO, Request(cpus_per_rank=9)).require_exact()
-
-
 # --- the time limit for a plan, on the largest machine that the design names -----------------------------------------
 
 
-LIMIT_S = 0.020
-
-
-@cache
-def _largest() -> Topology:
-    """Build 64 nodes, 4096 CPUs, 64 GPUs: 8 packages of 8 nodes of 4 L3 groups of 8 cores of 2 threads."""
-    return grid(packages=8, nodes=8, l3=4, cores=8, smt=2, gpus=[63 - n for n in range(64)])
+LIMIT_S: Final = 0.020
+COUNT_S: Final = 0.003
+"""The CPU time for counting to 100,000 on a machine where a plan may take `LIMIT_S`; a slower one has more time."""
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "request_",
-    [
-        *(Request(bind=bind) for bind in Bind),
+def test_a_plan_takes_at_most_20_ms() -> None:
+    """The best try within a minute takes less CPU time than the limit: the launcher plans once, ranks do not plan.
+
+    The machine has 64 nodes, 4096 CPUs and 64 GPUs: 8 packages of 8 nodes of 4 L3 groups of 8 cores of 2 threads. A
+    machine whose processors are shared has slow moments, which last seconds.
+    """
+    topology = grid(packages=8, nodes=8, l3=4, cores=8, smt=2, gpus=[63 - n for n in range(64)])
+    assert (len(topology.nodes), len(topology.cpus), len(topology.gpus)) == (64, 4096, 64)
+    for request in (
+        *(Request(bind=mode) for mode in Bind),
         Request(bind=Bind.EXCLUSIVE, num_ranks=256, smt=False),
         Request(bind=Bind.NODE, cpus_per_rank=5, num_ranks=128),
         Request(bind=Bind.SOCKET, memory=Memory.INTERLEAVE),
-    ],
-    ids=str,
-)
-def test_a_plan_takes_at_most_20_ms(request_: Request) -> None:
-    """The best try within a minute takes less CPU time than the limit: the launcher plans once, ranks do not plan.
-
-    A machine whose processors are shared has slow moments, which last seconds.
-    """
-    topology = _largest()
-    assert (len(topology.nodes), len(topology.cpus), len(topology.gpus)) == (64, 4096, 64)
-    tries = [inf]
-    deadline = perf_counter() + 60
-    while min(tries) > LIMIT_S and perf_counter() < deadline:
-        start = process_time()
-        make_plan(topology, request_)
-        tries.append(process_time() - start)
-    assert min(tries) <= LIMIT_S
+    ):
+        best_s, deadline = inf, perf_counter() + 60
+        while best_s > LIMIT_S and perf_counter() < deadline:
+            start = process_time()
+            make_plan(topology, request)
+            planned = process_time()
+            sum(1 for _ in range(100_000))
+            best_s = min(best_s, (planned - start) / max(1.0, (process_time() - planned) / COUNT_S))
+        assert best_s <= LIMIT_S, request

@@ -51,7 +51,12 @@ def _described(case: Case) -> Iterator[str]:
     for rank in plan.ranks:
         yield from _described_rank(rank)
     yield from (f"warning: {text}" for text in plan.warnings)
-    yield from (f"refused: {reason}" for reason in _refusal(plan.ranks))
+    for rank in plan.ranks:
+        try:
+            rank.require_exact()
+        except NumapinError as error:
+            yield f"refused: {error.message}"
+            return
 
 
 def _described_rank(rank: RankPlan) -> Iterator[str]:
@@ -64,13 +69,3 @@ def _described_rank(rank: RankPlan) -> Iterator[str]:
     if rank.nics is not None:
         yield f"  NICs {' '.join(rank.nics)}: {rank.nics_reason}"
     yield from (f"  {name}={value}" for name, value in exported(rank).items())
-
-
-def _refusal(ranks: tuple[RankPlan, ...]) -> Iterator[str]:
-    """Yield what --strict says of the first rank that is not exact."""
-    for rank in ranks:
-        try:
-            rank.require_exact()
-        except NumapinError as error:
-            yield error.message
-            return

@@ -10,23 +10,13 @@ from typing import Any
 import pytest
 
 from numapin import Bind, Memory, Plan, RankPlan
-from numapin.errors import BindingRefused
 from tests.needs import needs_two_cpus
+from tests.unit.planned import PLANNED
 from tests.unit.rank.seam import CpuSet, bind, cpu_set, numa
 from tests.unit.rank.seam import launcher_rehearse as rehearse
 
 CPUS = CpuSet(os.sched_getaffinity(0))
-RANK = RankPlan(
-    local_rank=0,
-    gpu=None,
-    node=0,
-    cpus=CPUS,
-    nodes=CpuSet({0}),
-    memory=Memory.BIND,
-    num_threads=1,
-    exact=True,
-    reason="a test",
-)
+RANK = replace(PLANNED, cpus=CPUS, node=0, nodes=CpuSet({0}), memory=Memory.BIND, num_threads=1, reason="a test")
 PLAN = Plan(bind=Bind.NODE, memory=Memory.BIND, ranks=(RANK,))
 
 
@@ -45,46 +35,32 @@ def bound_one(rank: RankPlan) -> dict[str, Any]:
 
 @pytest.mark.parametrize("memory", Memory)
 def test_the_kernel_says_what_was_applied(memory: Memory) -> None:
-    """Each policy reads back as itself, with its nodes and without shortfalls."""
+    """Each policy reads back as itself, with its nodes and without shortfalls; binding knows every word of `Memory`."""
     nodes = {"local": "", "none": ""}.get(memory, "0")
     rest = {"cpus": cpu_set.render(CPUS), "nodes": nodes, "shortfalls": []}
     assert bound_one(replace(RANK, memory=memory)) == {"memory": memory, **rest}
 
 
 @needs_two_cpus
-def test_cpus_are_bound_and_others_are_told() -> None:
-    """The kernel reports the one CPU; a CPU that does not exist is a shortfall, and the launcher's CPUs stay."""
+def test_what_the_kernel_refuses_is_a_shortfall() -> None:
+    """The kernel reports the one CPU; a CPU or a node that does not exist is no exception, and other CPUs stay."""
     lowest = min(CPUS)
     one, none, both = (bound_one(replace(RANK, cpus=CpuSet(cpus))) for cpus in ([lowest], [8000], [lowest, 8000]))
     assert one["cpus"] == both["cpus"] == str(lowest)
     assert none["cpus"] == cpu_set.render(CPUS)
     assert none["shortfalls"] == ["CPUs 8000 were refused (Invalid argument); the current CPUs stay"]
     assert both["shortfalls"][0].startswith("CPUs 8000 were dropped by the cpuset")
-
-
-def test_a_node_that_does_not_exist_is_told() -> None:
-    """A policy on an impossible node is refused by the kernel, which is a shortfall and not an exception."""
     assert bound_one(replace(RANK, nodes=CpuSet({63})))["shortfalls"][0].startswith(
         "memory policy 'bind' was refused (set_mempolicy: Invalid argument): pages go where they are first touched; "
     )
 
 
-class TestRehearsal:
-    """The rehearsal before the ranks start."""
-
-    def test_leaves_the_launcher_as_it_was(self) -> None:
-        """Affinity and policy of the calling thread do not change, whatever the ranks get."""
-        one = replace(RANK, cpus=CpuSet({min(CPUS)}))
-        before = (os.sched_getaffinity(0), numa.get_memory_policy())
-        assert rehearse.rehearse(replace(PLAN, ranks=(one,)), strict=True).exact
-        assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
-
-    def test_strict_takes_a_plan_that_was_inexact_before(self) -> None:
-        """A plan that was inexact before is an error too."""
-        with pytest.raises(BindingRefused, match="the node is unknown"):
-            rehearse.rehearse(
-                replace(PLAN, ranks=(replace(RANK, exact=False, reason="the node is unknown"),)), strict=True
-            )
+def test_a_rehearsal_leaves_the_launcher_as_it_was() -> None:
+    """Affinity and policy of the calling thread do not change, whatever the ranks get."""
+    one = replace(RANK, cpus=CpuSet({min(CPUS)}))
+    before = (os.sched_getaffinity(0), numa.get_memory_policy())
+    assert rehearse.rehearse(replace(PLAN, ranks=(one,)), strict=True).exact
+    assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
 
 
 def test_a_rank_as_it_turned_out() -> None:

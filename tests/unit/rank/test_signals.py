@@ -48,16 +48,20 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """Return the next line that the child prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def say(process: subprocess.Popen[str]) -> None:
-    """Send the child a line."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
+
+
+def handles(process: subprocess.Popen[str]) -> None:
+    """Let the child install its handler."""
+    say(process)
+    assert line(process) == "handles"
 
 
 def test_a_signal_waits_for_the_handler(
@@ -69,22 +73,26 @@ def test_a_signal_waits_for_the_handler(
     assert "SIGUSR1 is kept for rank 0 until a handler is installed" in capfd.readouterr().err
     mailbox.deliver()
     assert child.poll() is None
-    say(child)
-    assert line(child) == "handles"
+    handles(child)
     mailbox.deliver()
     assert line(child) == "took"
     mailbox.deliver()
     say(child)
-    assert line(child) == ""
-    assert child.wait() == 0
+    assert (line(child), child.wait()) == ("", 0)
 
 
 def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
-    """A process that is not our child, or does not exist, is not signaled, and the signal is kept."""
+    """A process that is not our child, or does not exist, is not signaled, and the signal is kept.
+
+    A signal of --signals-to-handle is no longer handled here.
+    """
     mailbox.address({0: os.getppid(), 1: 2**22 + 1})
     signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
     assert mailbox._undelivered == {signal.SIGUSR1: {0, 1}}
+    mailbox.leave({signal.SIGUSR2, signal.SIGTERM})
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) == mailbox.receive
 
 
 @pytest.mark.parametrize("comes_first", [True, False], ids=["before the end", "after the end"])
@@ -101,8 +109,7 @@ def test_a_restart_gets_what_a_dead_rank_had_not(
         signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
     mailbox.address({0: child.pid})
-    say(child)
-    assert line(child) == "handles"
+    handles(child)
     mailbox.deliver()
     assert line(child) == "took"
 
@@ -142,8 +149,7 @@ def test_a_program_below_a_shell(
         signal.raise_signal(signal.SIGUSR1)
         where = "in sh or below it " if wrapper else ""
         assert f"SIGUSR1 is kept for rank 0 until a handler {where}is installed" in capfd.readouterr().err
-        say(shell)
-        assert line(shell) == "handles"
+        handles(shell)
         mailbox.deliver()
         say(shell)
         assert line(shell) == ("took" if wrapper else "")
@@ -155,7 +161,6 @@ class Signalling(UserDict[int, int]):
     num_readings = 0
 
     def __iter__(self) -> Iterator[int]:
-        """Send the signal to this process."""
         self.num_readings += 1
         if self.num_readings == 2:
             signal.raise_signal(signal.SIGUSR1)
@@ -166,8 +171,7 @@ def test_the_signal_comes_again_meanwhile(mailbox: signals.Mailbox, child: subpr
     """A handler may finish a signal while the restarted ranks' ids are being set."""
     mailbox.address({0: child.pid})
     signal.raise_signal(signal.SIGUSR1)
-    say(child)
-    assert line(child) == "handles"
+    handles(child)
     mailbox.address(Signalling({0: child.pid}))
     mailbox.deliver()
     assert line(child) == "took"
@@ -186,12 +190,5 @@ def test_processes_started_meanwhile_hold_signals_back() -> None:
         say(process)
         assert line(process) == "on"
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == -signal.SIGUSR1
+        assert process.wait(300) == -signal.SIGUSR1
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.FORWARDED)
-
-
-def test_what_torch_handles_is_left_to_it(mailbox: signals.Mailbox) -> None:
-    """A signal of --signals-to-handle is no longer handled here."""
-    mailbox.leave({signal.SIGUSR2, signal.SIGTERM})
-    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGUSR1) == mailbox.receive

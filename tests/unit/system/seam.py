@@ -8,6 +8,6 @@ from numapin.system.cgroup import own_cgroups
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.libraries import ignores_affinity, mapped_library, narrows
 from numapin.system.nccl_files import installed_library, library_version
-from numapin.system.pages import Ledger, Placement, Stay, find_pages, move_pages, place, read_numa_maps
+from numapin.system.pages import Ledger, Moved, Stay, find_pages, move_pages, place, read_numa_maps
 from numapin.system.proc import descendants, state_of, waits_forever
 from numapin.system.tree import Tree

@@ -27,10 +27,7 @@ V1 = {
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
     "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 5\n",
 }
-EVENTS = {
-    "v2": "sys/fs/cgroup/slice/job/memory.events",
-    "v1": "sys/fs/cgroup/memory/job/memory.oom_control",
-}
+EVENTS = {"v2": "sys/fs/cgroup/slice/job/memory.events", "v1": "sys/fs/cgroup/memory/job/memory.oom_control"}
 
 
 def _put(root: Path, files: dict[str, str]) -> None:
@@ -40,20 +37,11 @@ def _put(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def _rise(root: Path, version: str) -> None:
-    path = root / EVENTS[version]
-    path.write_text(path.read_text().replace("oom_kill 2", "oom_kill 3"))
-
-
 @pytest.mark.parametrize(
     ("version", "files", "said"),
     [
         ("v2", V2, "cgroup /sys/fs/cgroup/slice/job, /sys/fs/cgroup/slice/memory.max is 4.0 GiB"),
-        (
-            "v1",
-            V1,
-            "cgroup /sys/fs/cgroup/memory/job, /sys/fs/cgroup/memory/job/memory.limit_in_bytes is 512.0 MiB",
-        ),
+        ("v1", V1, "cgroup /sys/fs/cgroup/memory/job, /sys/fs/cgroup/memory/job/memory.limit_in_bytes is 512.0 MiB"),
         (
             "v2",
             {**V2, "sys/fs/cgroup/slice/memory.max": "max\n"},
@@ -69,33 +57,27 @@ def test_a_rise_of_the_count_is_told(tmp_path: Path, version: str, files: dict[s
     assert before is not None
     assert before.count == 2
     assert cgroup.explain(before, tmp_path) is None
-    _rise(tmp_path, version)
+    counts = tmp_path / EVENTS[version]
+    counts.write_text(counts.read_text().replace("oom_kill 2", "oom_kill 3"))
     assert cgroup.explain(before, tmp_path) == f"killed by the kernel's out-of-memory killer: {said}"
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("files", "later"),
     [
-        {},
-        {"proc/mounts": V2["proc/mounts"], "proc/self/cgroup": "0::/\n"},  # v2's root has no memory.events
-        {**V2, EVENTS["v2"]: "low 0\n", "sys/fs/cgroup/slice/memory.events": "oom_kill many\n"},
+        ({}, V2),
+        ({"proc/mounts": V2["proc/mounts"], "proc/self/cgroup": "0::/\n"}, V2),  # v2's root has no memory.events
+        ({**V2, EVENTS["v2"]: "low 0\n", "sys/fs/cgroup/slice/memory.events": "oom_kill many\n"}, V2),
+        (V2, {"proc/self/cgroup": "0::/slice\n"}),
     ],
-    ids=["no cgroups", "the root of v2", "no count"],
+    ids=["no cgroups", "the root of v2", "no count", "another cgroup"],
 )
-def test_where_nothing_is_counted(tmp_path: Path, files: dict[str, str]) -> None:
-    """Without a count nothing is reported, even if a count appears later."""
+def test_where_nothing_is_counted(tmp_path: Path, files: dict[str, str], later: dict[str, str]) -> None:
+    """Without a count nothing is reported, even if one appears later, nor if this process was moved meanwhile."""
     _put(tmp_path, files)
     before = cgroup.read_kills(tmp_path)
-    assert before is None
-    _put(tmp_path, V2)
-    assert cgroup.explain(before, tmp_path) is None
-
-
-def test_another_cgroup_says_nothing(tmp_path: Path) -> None:
-    """Counts of different cgroups are not compared if this process was moved."""
-    _put(tmp_path, V2)
-    before = cgroup.read_kills(tmp_path)
-    _put(tmp_path, {"proc/self/cgroup": "0::/slice\n"})
+    assert (before is None) == (later is V2)
+    _put(tmp_path, later)
     assert cgroup.explain(before, tmp_path) is None
 
 

@@ -27,21 +27,9 @@ IN_CHILD = "if os.fork() == 0: print(cuda.driver() is None); os._exit(0)\nos.wai
 
 @pytest.fixture
 def driver(fake_cuda: FakeCuda) -> Driver:
-    """Give the driver over the stand-in."""
-    return _driver(fake_cuda)
-
-
-def _driver(fake: FakeCuda) -> Driver:
     found = cuda.driver()
-    assert found is not None, fake
+    assert found is not None, fake_cuda
     return found
-
-
-def _in_process(code: str, fake: FakeCuda, **numbers: int) -> str:
-    """Run code in a new process that finds the stand-in by name, and return what it prints."""
-    command = [sys.executable, "-c", f"import os\nfrom numapin.system import cuda\n{code}"]
-    run = subprocess.run(command, env=fake.environment(**numbers), capture_output=True, text=True, check=True)
-    return run.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -57,9 +45,10 @@ def _in_process(code: str, fake: FakeCuda, **numbers: int) -> str:
 )
 def test_the_driver_in_a_new_process(fake_cuda: FakeCuda, code: str, numbers: dict[str, int], printed: str) -> None:
     """The dynamic linker finds the library by its name; without a device, and in some forks, there is no driver."""
-    assert (
-        _in_process(f"import sys\nsys.stdout.reconfigure(line_buffering=True)\n{code}", fake_cuda, **numbers) == printed
-    )
+    begin = "import os, sys\nfrom numapin.system import cuda\nsys.stdout.reconfigure(line_buffering=True)\n"
+    command = [sys.executable, "-c", begin + code]
+    run = subprocess.run(command, env=fake_cuda.environment(**numbers), capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == printed
 
 
 def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,28 +59,25 @@ def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: 
         assert cuda.driver() is None
 
 
-def test_a_range_is_registered_and_unregistered(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The driver counts the bytes; the thread's contexts and capture mode do not change."""
+def test_ranges_are_registered_unregistered_and_refused(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The driver counts the bytes; the thread's contexts and capture mode do not change.
+
+    A refusal has call, address, size and the driver's text, and a hint with the remedy; no context stays pushed.
+    """
     driver.register(0, ADDRESS, 3 * PAGE)
     driver.register(0, ADDRESS + 3 * PAGE, PAGE)
     assert fake_cuda.registered_bytes() == 4 * PAGE
     driver.unregister(0, ADDRESS)
-    assert fake_cuda.registered_bytes() == PAGE
-    assert (fake_cuda.depth(), fake_cuda.mode(), fake_cuda.get("retained")) == (0, 0, 1)
-
-
-def test_a_refused_registration_says_what_was_asked(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The message has call, address, size and the driver's text, the hint has the remedy; no context stays pushed."""
     fake_cuda.refuse_registration(above_bytes=PAGE)
-    driver.register(0, ADDRESS, PAGE)
     with pytest.raises(CudaRefused) as caught:
-        driver.register(0, ADDRESS + PAGE, PAGE)
+        driver.register(0, ADDRESS, PAGE)
     assert caught.value.name == "CUDA_ERROR_OUT_OF_MEMORY"
     assert caught.value.message == (
-        "cuMemHostRegister_v2(0x7f0000001000, 4096, 1) failed: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+        "cuMemHostRegister_v2(0x7f0000000000, 4096, 1) failed: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
     )
     assert "pinned_budget" in caught.value.hint
-    assert (fake_cuda.registered_bytes(), fake_cuda.depth(), fake_cuda.mode()) == (PAGE, 0, 0)
+    state = (fake_cuda.registered_bytes(), fake_cuda.depth(), fake_cuda.mode(), fake_cuda.get("retained"))
+    assert state == (PAGE, 0, 0, 1)
 
 
 def test_refusals_have_names(driver: Driver) -> None:
@@ -105,7 +91,6 @@ def test_refusals_have_names(driver: Driver) -> None:
     ):
         with pytest.raises(CudaRefused) as caught:
             call()
-        assert caught.value.name == name
         copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
         assert (type(copy), copy.name, str(copy)) == (CudaRefused, name, str(caught.value))
 
@@ -113,35 +98,27 @@ def test_refusals_have_names(driver: Driver) -> None:
 def test_only_register_creates_a_context(driver: Driver, fake_cuda: FakeCuda) -> None:
     """Looking at a device, or failing to record on it, does not activate it; registering on it does."""
     assert driver.active_devices() == (0,)
-    with pytest.raises(CudaRefused, match="active on device 1") as caught:
+    with pytest.raises(CudaRefused, match="active on device 1"):
         driver.record(1)
-    assert (caught.value.name, fake_cuda.get("retained")) == ("CUDA_ERROR_INVALID_CONTEXT", 0)
+    assert fake_cuda.get("retained") == 0
     driver.register(1, ADDRESS, PAGE)
     assert driver.active_devices() == (0, 1)
     assert driver.record(1).device == 1
 
 
 def test_an_event_passes_when_what_was_before_it_is_done(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """Events pass in order, and a later one does not pass with an earlier one."""
+    """Events pass in order. A recycled one is recorded anew, and has not passed yet; else a new one is created."""
+    assert driver.can_record_contexts
     fake_cuda.hold_events()
     first = driver.record(0)
     assert not driver.has_passed(first)
     fake_cuda.pass_events()
     second = driver.record(0)
-    assert driver.has_passed(first)
-    assert not driver.has_passed(second)
-
-
-def test_a_recycled_event_is_recorded_anew(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """An event is created only if none is idle, and a recycled event has not passed yet."""
-    assert driver.can_record_contexts
-    event = driver.record(0)
-    assert driver.has_passed(event)
-    driver.recycle(event)
-    fake_cuda.hold_events()
+    assert (driver.has_passed(first), driver.has_passed(second)) == (True, False)
+    driver.recycle(first)
     again = driver.record(0)
-    assert (again, driver.has_passed(again), fake_cuda.get("created")) == (event, False, 1)
-    assert driver.record(0) != event
+    assert (again, driver.has_passed(again), fake_cuda.get("created")) == (first, False, 2)
+    assert driver.record(0) != first
 
 
 def test_an_event_of_a_stream(driver: Driver, fake_cuda: FakeCuda) -> None:
@@ -191,7 +168,10 @@ def test_a_record_during_a_capture_breaks_it(driver: Driver, fake_cuda: FakeCuda
 
 
 def test_a_query_breaks_a_capture_unless_relaxed(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The mode of the querying thread counts, and is restored after the block, with or without an error."""
+    """The mode of the querying thread counts, and is restored after the block, with or without an error.
+
+    A CUresult without a name, as after the failure of a kernel, is shown as its number.
+    """
     event = driver.record(0)
     fake_cuda.begin_capture()
     with driver.relaxed_capture():
@@ -204,6 +184,10 @@ def test_a_query_breaks_a_capture_unless_relaxed(driver: Driver, fake_cuda: Fake
     with pytest.raises(CudaRefused):
         driver.has_passed(event)
     assert fake_cuda.invalidated() == 1
+    fake_cuda.set(query_fails=7777)
+    with pytest.raises(CudaRefused, match="CUresult 7777") as caught, driver.relaxed_capture():
+        driver.has_passed(event)
+    assert "dmesg" in caught.value.hint
 
 
 def test_a_thread_relaxes_for_itself_and_for_good(driver: Driver, fake_cuda: FakeCuda) -> None:
@@ -232,22 +216,14 @@ def test_registration_goes_through_beside_a_capture(driver: Driver, fake_cuda: F
 
 def test_an_old_driver_records_no_contexts(old_fake_cuda: FakeCuda) -> None:
     """Before R555 cuCtxRecordEvent is missing: everything else works, and `record` raises an error that says so."""
-    driver = _driver(old_fake_cuda)
+    driver = cuda.driver()
+    assert driver is not None
     assert not driver.can_record_contexts
     driver.register(0, ADDRESS, PAGE)
     assert old_fake_cuda.registered_bytes() == PAGE
     with pytest.raises(CudaRefused, match="cuCtxRecordEvent") as caught:
         driver.record(0)
     assert "R555" in caught.value.hint
-
-
-def test_a_result_without_a_name_keeps_its_number(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """`has_passed` raises for a CUresult without a name, and for the failure of a kernel."""
-    event = driver.record(0)
-    fake_cuda.set(query_fails=7777)
-    with pytest.raises(CudaRefused, match="CUresult 7777") as caught:
-        driver.has_passed(event)
-    assert "dmesg" in caught.value.hint
 
 
 def test_threads_never_share_an_event(driver: Driver) -> None:

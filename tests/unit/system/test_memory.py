@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,7 @@ from tests.unit.system import seam
 from tests.unit.system.seam import (
     CpuSet,
     Ledger,
-    Placement,
+    Moved,
     Stay,
     calls,
     find_pages,
@@ -43,13 +43,11 @@ if TYPE_CHECKING:
 PAGE: Final = mmap.PAGESIZE
 CPUS: Final = CpuSet(os.sched_getaffinity(0))
 BOTH: Final = CpuSet({1, 2})
-REFUSE_POLICY: Final = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
 address_of = memory_calls.address_of
 
 
 @pytest.fixture
 def memory() -> mmap.mmap:
-    """Map eight fresh pages."""
     return mmap.mmap(-1, 8 * PAGE)
 
 
@@ -63,14 +61,7 @@ def cut_off(tmp_path: Path) -> Iterator[mmap.mmap]:
         yield memory
 
 
-def placed(memory: mmap.mmap, *, node: int = 0, cpus: CpuSet = CPUS, num_machine_nodes: int = 2) -> Placement:
-    """Place a mapping, by default as on a machine with two nodes."""
-    return place(address_of(memory), len(memory), nodes=CpuSet({node}), cpus=cpus, num_machine_nodes=num_machine_nodes)
-
-
 def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
-    """Make one of our kernel calls fail."""
-
     def fail(*_args: object) -> None:
         raise OSError(number, f"{call}: {os.strerror(number)}")
 
@@ -118,39 +109,32 @@ def test_what_the_kernel_refuses(memory: mmap.mmap) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first", "is_old", "policy", "only"),
+    ("nodes", "first", "refused", "policy", "only"),
     [
-        (BOTH, None, False, (numa.MPOL_PREFERRED_MANY, {1, 2}), None),
-        (BOTH, None, True, (numa.MPOL_PREFERRED, {1}), 1),
-        (BOTH, 2, True, (numa.MPOL_PREFERRED, {2}), 2),
-        (BOTH, 7, True, (numa.MPOL_PREFERRED, {1}), 1),
-        (CpuSet({3}), None, False, (numa.MPOL_PREFERRED, {3}), None),
-        (CpuSet({3}), None, True, (numa.MPOL_PREFERRED, {3}), None),
+        (BOTH, None, None, (numa.MPOL_PREFERRED_MANY, {1, 2}), None),
+        (BOTH, 2, errno.EINVAL, (numa.MPOL_PREFERRED, {2}), 2),
+        (BOTH, 7, errno.EINVAL, (numa.MPOL_PREFERRED, {1}), 1),
+        (CpuSet({3}), None, errno.EINVAL, (numa.MPOL_PREFERRED, {3}), None),
+        (BOTH, None, errno.EPERM, None, None),
     ],
 )
 def test_preferred_nodes(
-    *, nodes: CpuSet, first: int | None, is_old: bool, policy: tuple[int, set[int]], only: int | None
+    nodes: CpuSet, first: int | None, refused: int | None, policy: tuple[int, set[int]] | None, only: int | None
 ) -> None:
-    """All nodes are preferred if the kernel can (Linux 5.15), else the first if it is one of them, else the lowest."""
+    """All nodes are preferred if the kernel can (Linux 5.15), else the first if it is one of them, else the lowest.
+
+    After another error than that of a mode that the kernel does not know, nothing else is tried.
+    """
     policies: list[tuple[int, set[int]]] = []
 
     def set_policy(mode: int, nodes: Iterable[int]) -> None:
-        if is_old and mode == numa.MPOL_PREFERRED_MANY:
-            raise OSError(errno.EINVAL, "no such mode")
+        if refused and mode == numa.MPOL_PREFERRED_MANY:
+            raise OSError(refused, "refused")
         policies.append((mode, set(nodes)))
 
-    assert numa.prefer(set_policy, nodes, first=first) == only
-    assert policies == [policy]
-
-
-def test_another_error_is_not_tried_again_with_one_node() -> None:
-    """Only a mode that the kernel does not know is replaced by another."""
-
-    def refuse(_mode: int, _nodes: Iterable[int]) -> None:
-        raise OSError(errno.EPERM, "forbidden")
-
-    with pytest.raises(PermissionError, match="forbidden"):
-        numa.prefer(refuse, BOTH)
+    with nullcontext() if policy else pytest.raises(PermissionError, match="refused"):
+        assert numa.prefer(set_policy, nodes, first=first) == only
+    assert policies == ([policy] if policy else [])
 
 
 def test_every_page_is_there_and_keeps_its_bytes(memory: mmap.mmap) -> None:
@@ -180,39 +164,35 @@ def test_other_threads_run_meanwhile() -> None:
 
     No thread is made to give the GIL away here, so the other one can run only then; a busy machine needs some tries.
     """
-    ticks, done, interval = [0], threading.Event(), sys.getswitchinterval()
+    memory = mmap.mmap(-1, 128 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    begin, ran, interval = threading.Event(), threading.Event(), sys.getswitchinterval()
 
-    def tick() -> None:
-        while not done.wait(0.0005):
-            ticks[0] += 1
+    def run() -> None:
+        begin.wait()
+        ran.set()
 
-    thread = threading.Thread(target=tick)
+    thread = threading.Thread(target=run)
     thread.start()
     sys.setswitchinterval(3600)
     try:
-        during = 0
+        begin.set()
         for _ in range(500):
-            memory = mmap.mmap(-1, 128 << 20)
-            before = ticks[0]
             memory_calls.populate(address_of(memory), len(memory))
-            during = ticks[0] - before  # read before this thread gives the GIL away again
-            if during:
+            if has_run := ran.is_set():
                 break
+            memory.madvise(mmap.MADV_DONTNEED)
     finally:
         sys.setswitchinterval(interval)
-        done.set()
         thread.join()
-    assert during > 0
+    assert has_run
 
 
 @pytest.mark.parametrize(("then", "output"), [("", "destroyed"), ("memory.keep_forever(thing)", "")])
 def test_what_is_kept_forever_outlives_python(then: str, output: str) -> None:
     """An object that is kept is not destroyed when Python clears the modules, unlike others."""
     code = (
-        "import os\n"
-        "from numapin.system import memory\n"
-        "class Loud:\n"
-        "    def __del__(self, write=os.write): write(1, b'destroyed')\n"
+        "import os\nfrom numapin.system import memory\n"
+        "class Loud:\n    def __del__(self, write=os.write): write(1, b'destroyed')\n"
         f"thing = Loud()\n{then}\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -223,8 +203,6 @@ def test_what_is_kept_forever_outlives_python(then: str, output: str) -> None:
 
 
 def _refusing(**numbers: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """Make these kernel calls fail."""
-
     def arrange(patch: pytest.MonkeyPatch) -> None:
         for call, number in numbers.items():
             refuse(patch, call, number)
@@ -286,7 +264,7 @@ def test_no_memory_to_place(cut_off: mmap.mmap, monkeypatch: pytest.MonkeyPatch,
     if refused:
         refuse(monkeypatch, refused, errno.EINVAL)
     with pytest.raises(OSError, match=f"no {4 * PAGE} bytes of memory") as caught:
-        placed(cut_off)
+        place(address_of(cut_off), len(cut_off), nodes=CpuSet({0}), cpus=CPUS, num_machine_nodes=2)
     assert caught.value.errno == errno.ENOMEM
 
 
@@ -317,34 +295,6 @@ def test_a_thread_on_the_cpus_touches(
     assert CpuSet(os.sched_getaffinity(0)) == CPUS
     assert found.pages == {0: 8}
     assert ["--cap-add SYS_NICE" in text for text in found.shortfalls] == ([True] if refused else [])
-
-
-def test_seccomp() -> None:
-    """Under Docker's real profile mbind and move_pages are refused, and numa_maps has the pages."""
-    code = """if True:
-        import mmap, os
-        from numapin.base.cpu_set import CpuSet
-        from numapin.system import memory, numa, pages
-        for call in (lambda: numa.bind_pages(4096, 4096, 1, [0]), lambda: numa.nodes_of_range(4096, 4096)):
-            try:
-                call()
-            except PermissionError as error:
-                print(error.strerror)
-        block, cpus = mmap.mmap(-1, 8 * 4096), CpuSet(os.sched_getaffinity(0))
-        at = memory.address_of(block)
-        found = pages.place(at, 8 * 4096, nodes=CpuSet({0}), cpus=cpus, num_machine_nodes=2)
-        print(found.pages, len(found.shortfalls), "SYS_NICE" in found.shortfalls[0])
-    """
-    command = [sys.executable, str(REFUSE_POLICY), sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    refused = [f"{name}: Operation not permitted" for name in ("mbind", "move_pages")]
-    assert done.stdout.splitlines() == [*refused, "{0: 8} 1 True"]
-
-
-def test_the_file_of_numa_maps_may_be_missing(memory: mmap.mmap, tmp_path: Path) -> None:
-    """Then the kernel is asked."""
-    memory_calls.populate(address_of(memory), len(memory))
-    assert find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing") == {0: 8}
 
 
 # --- numa_maps -------------------------------------------------------------------------------------------------------
@@ -382,12 +332,14 @@ def test_lines_of_numa_maps(tmp_path: Path, address: int, num_bytes: int, pages:
     assert read_numa_maps(address, num_bytes, numa_maps=path) == pages
 
 
-def test_numa_maps_agrees_with_move_pages(memory: mmap.mmap) -> None:
-    """Both have the same of one mapping."""
+def test_numa_maps_agrees_with_move_pages(memory: mmap.mmap, tmp_path: Path) -> None:
+    """Both have the same of one mapping; without the file the kernel is asked."""
     numa.bind_pages(address_of(memory), len(memory), numa.MPOL_PREFERRED, [0])  # a mapping of its own
     memory_calls.populate(address_of(memory), 5 * PAGE)
-    pages = read_numa_maps(address_of(memory), len(memory))
-    assert pages == numa.nodes_of_range(address_of(memory), len(memory)) == {0: 5, None: 3}
+    found = [read_numa_maps(address_of(memory), len(memory)), numa.nodes_of_range(address_of(memory), len(memory))]
+    assert [*found, find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing")] == [
+        {0: 5, None: 3}
+    ] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -458,63 +410,47 @@ class _Kernel:
         return len(failed)
 
 
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Give a function that installs a model of the kernel."""
-
-    def install(kinds: str, *, fails: int = 0) -> _Kernel:
-        made = _Kernel(kinds, fails=fails)
-        monkeypatch.setattr(pages, "call", made.call)
-        monkeypatch.setattr(pages, "nodes_of_pages", made.nodes_of_pages)
-        return made
-
-    return install
+def moved(kernel: _Kernel) -> Moved:
+    """Move all pages of a model of the kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "call", kernel.call)
+        patch.setattr(pages, "nodes_of_pages", kernel.nodes_of_pages)
+        return move_pages(1, range(0, len(kernel.kinds) << 12, 4096), THERE, within=WITHIN)
 
 
 @given(st.text(alphabet="msl-", min_size=1, max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_everything_that_can_move_moves(kinds: str) -> None:
     """Each movable page arrives, whatever lies between, up to where a huge page's range counts as locked."""
-    with pytest.MonkeyPatch.context() as patch:
-        made = _Kernel(kinds)
-        patch.setattr(pages, "call", made.call)
-        patch.setattr(pages, "nodes_of_pages", made.nodes_of_pages)
-        moved = move_pages(1, range(0, len(kinds) << 12, 4096), THERE, within=WITHIN)
-    assert moved.num_moved == made.nodes.count(THERE)
-    assert moved.num_moved + moved.stays.total() == len(kinds) - kinds.count(UNTOUCHED)
+    kernel = _Kernel(kinds)
+    num_moved, stays = moved(kernel)
+    assert num_moved == kernel.nodes.count(THERE)
+    assert num_moved + stays.total() == len(kinds) - kinds.count(UNTOUCHED)
     if LOCKED not in kinds:
-        assert moved.num_moved == kinds.count(MOVABLE)
-        assert moved.stays[Stay.SHARED] == kinds.count(SHARED)
-    assert set(moved.stays) <= {Stay.SHARED, Stay.LOCKED}
-
-
-def test_pages_behind_a_locked_one(kernel: type[_Kernel]) -> None:
-    """A call ends at a locked page's group; the pages behind it are tried by the next one."""
-    made = kernel(MOVABLE * 8 + LOCKED * 4 + SHARED + MOVABLE * 8 + UNTOUCHED)
-    moved = move_pages(1, range(0, 22 << 12, 4096), THERE, within=WITHIN)
-    assert moved == (16, Counter({Stay.LOCKED: 4, Stay.SHARED: 1}))
-    assert made.num_calls == 2
-
-
-def test_nothing_to_move(kernel: type[_Kernel]) -> None:
-    """Untouched memory, and pages that are there, need no call that moves."""
-    made = kernel(UNTOUCHED * 4)
-    assert move_pages(1, range(0, 4 << 12, 4096), THERE, within=WITHIN) == (0, Counter())
-    assert made.num_calls == 0
+        assert (num_moved, stays[Stay.SHARED]) == (kinds.count(MOVABLE), kinds.count(SHARED))
+    assert set(stays) <= {Stay.SHARED, Stay.LOCKED}
 
 
 @pytest.mark.parametrize(
-    ("number", "reason"),
-    [(errno.EPERM, Stay.REFUSED), (errno.EACCES, Stay.FORBIDDEN), (errno.ENOMEM, Stay.FULL)],
+    ("kinds", "fails", "expected", "num_calls"),
+    [
+        # A call ends at a locked page's group; the pages behind it are tried by the next one.
+        (MOVABLE * 8 + LOCKED * 4 + SHARED + MOVABLE * 8 + UNTOUCHED, 0, (16, {Stay.LOCKED: 4, Stay.SHARED: 1}), 2),
+        (UNTOUCHED * 4, 0, (0, {}), 0),
+        # An error of the whole call is the reason of all pages, and holds for all further ones.
+        (MOVABLE * 4, errno.EPERM, (0, {Stay.REFUSED: 4}), 1),
+        (MOVABLE * 4, errno.EACCES, (0, {Stay.FORBIDDEN: 4}), 1),
+        (MOVABLE * 4, errno.ENOMEM, (0, {Stay.FULL: 4}), 1),
+    ],
 )
-def test_refused_calls(kernel: type[_Kernel], number: int, reason: Stay) -> None:
-    """An error of the whole call is the reason of all pages, and holds for all further ones."""
-    kernel(MOVABLE * 4, fails=number)
-    assert move_pages(1, range(0, 4 << 12, 4096), THERE, within=WITHIN) == (0, Counter({reason: 4}))
-    assert reason in pages.FINAL
+def test_calls_that_move(kinds: str, fails: int, expected: tuple[int, dict[Stay, int]], num_calls: int) -> None:
+    """No more calls are made than necessary; untouched memory, and pages that are there, need none.
 
-
-def test_node_must_be_planned() -> None:
-    """A target that is not one of the planned nodes makes no sense."""
+    A target that is not one of the planned nodes makes no sense.
+    """
+    kernel = _Kernel(kinds, fails=fails)
+    assert moved(kernel) == expected
+    assert kernel.num_calls == num_calls
+    assert not fails or set(expected[1]) <= pages.FINAL
     with pytest.raises(OSError, match="node 0 is not one of 1"):
         move_pages(1, [0], HERE, within=WITHIN)

@@ -16,7 +16,6 @@ MAPS = """7f1000000000-7f1000001000 r--p 00000000 08:01 17 /usr/lib/x86_64-linux
 
 
 def _answer(line: str) -> str:
-    """Return what is known about NCCL: of a version, of the variable's value, of a mapped path, or of a file."""
     question, _, text = line.partition(" ")
     if question == "narrows":
         return str(narrows(text or None))

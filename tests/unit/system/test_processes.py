@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +19,7 @@ from tests.unit.system.seam import descendants, numa_maps, proc, state_of, threa
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -54,40 +54,37 @@ end.set()
 """
 
 
-@pytest.fixture
-def program(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """Start a program with several threads, and end it."""
-    command = [sys.executable, "-c", request.param, str(min(CPUS))]
+@contextmanager
+def running(code: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a program with several threads, yield it with its first line, and end it."""
+    command = [sys.executable, "-c", code, str(min(CPUS))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
-        yield started
+        assert started.stdout is not None
+        yield started, started.stdout.readline()
         started.kill()
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("program", [BREEDING], indirect=True, ids=["program"])
-def test_threads_that_start_meanwhile(program: subprocess.Popen[str]) -> None:
+def test_threads_that_start_meanwhile() -> None:
     """Threads that are started while others are bound are bound, too."""
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
-    assert threads.bind_threads(program.pid, frozenset(LAST)) == ()
-    for _ in range(3):
-        assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
-    program.communicate("go\n", timeout=60)
+    with running(BREEDING) as (program, _):
+        assert threads.bind_threads(program.pid, frozenset(LAST)) == ()
+        for _ in range(3):
+            assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
+        program.communicate("go\n", timeout=300)
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("program", [NARROWED], indirect=True, ids=["program"])
-def test_threads_that_the_program_placed(program: subprocess.Popen[str]) -> None:
+def test_threads_that_the_program_placed() -> None:
     """A thread that the program has placed on some of the new CPUs stays there, unless `before` is not given."""
-    assert program.stdout is not None
-    thread = int(program.stdout.readline())
-    for cpus, before, of_thread in (
-        (CPUS, [CPUS], NARROW),
-        (frozenset(LAST), [CPUS], LAST),
-        (CPUS, None, set(CPUS)),
-    ):
-        assert threads.bind_threads(program.pid, cpus, before=before) == ()
-        assert (os.sched_getaffinity(program.pid), os.sched_getaffinity(thread)) == (set(cpus), of_thread)
+    with running(NARROWED) as (program, thread):
+        for cpus, before, of_thread in (
+            (CPUS, [CPUS], NARROW),
+            (frozenset(LAST), [CPUS], LAST),
+            (CPUS, None, set(CPUS)),
+        ):
+            assert threads.bind_threads(program.pid, cpus, before=before) == ()
+            assert (os.sched_getaffinity(program.pid), os.sched_getaffinity(int(thread))) == (set(cpus), of_thread)
 
 
 @needs_two_cpus
@@ -110,14 +107,14 @@ def test_refusals_and_ended_processes() -> None:
     ended.wait()
     assert threads.bind_threads(ended.pid, CPUS) == ()
     assert numa_maps.private_bytes(ended.pid) is None
+    assert proc.is_dying(ended.pid)
 
 
 def test_private_bytes() -> None:
     """Memory that is touched is counted on some node; files are not."""
     before = sum((numa_maps.private_bytes(os.getpid()) or {0: 0}).values())
-    block = mmap.mmap(
-        -1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )  # not from the heap, which may have that much to spare
+    # Not from the heap, which may have that much to spare.
+    block = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for _ in range(32):
         block.write(b"1" * (1 << 20))  # in pieces: Python without the GIL keeps the memory of what it has freed
     after = numa_maps.private_bytes(os.getpid())
@@ -136,11 +133,8 @@ def test_descendants() -> None:
         shell.stdin.flush()
         assert shell.stdout.readline() == b"x\n"
         starts = dict(proc.descendants_of(os.getpid()))
-        found = list(starts)
         assert starts[shell.pid] == proc.stat(proc.folder_of(shell.pid)).start
-        assert shell.pid in found
-        below = found[found.index(shell.pid) + 1 :]
-        assert below
+        assert list(starts)[-1] != shell.pid
         rest = dict(proc.descendants_of(os.getpid(), without={shell.pid})).keys()
         assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})
 
@@ -153,64 +147,34 @@ _LOCK_WAIT = "202 0x5621150eb360 0x189 0x0 0x0 0x0 0xffffffff 0x7fff5d19f560 0x7
 
 
 def test_descendants_in_order() -> None:
-    """Descendants come nearest first, without those that are left out and theirs; a chain may be long."""
+    """Descendants come nearest first, without those that are left out and theirs; a chain may be long.
+
+    Processes are not read at once and ids are used again, so each may be below the other: each is listed once.
+    """
     children = {1: [2, 3], 2: [4], 3: [5], 5: [6]}
     assert descendants(1, children) == [2, 3, 4, 5, 6]
     assert descendants(1, children, without={3}) == [2, 4]
     assert descendants(1, {pid: [pid + 1] for pid in range(1, 5000)}) == list(range(2, 5001))
-
-
-def test_parents_that_form_a_circle() -> None:
-    """Processes are not read at once and ids are used again, so each may be below the other: each is listed once."""
     assert descendants(1, {1: [2], 2: [3], 3: [1, 2]}) == [2, 3]
-    assert descendants(1, {1: [1]}) == []
 
 
-@pytest.fixture
-def child() -> Iterator[Callable[[Callable[[], object]], int]]:
-    """Give a function that runs another in a forked child, and returns the child's id once it sleeps."""
-    pids: list[int] = []
-
-    def start(work: Callable[[], object]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            work()
-            os._exit(0)
-        pids.append(pid)
+@pytest.mark.parametrize(("limit_s", "verdict"), [(-1, True), (600, False)], ids=["forever", "for a while"])
+def test_who_waits_forever(limit_s: float, *, verdict: bool) -> None:
+    """A process waits forever if its only thread waits for a lock of its own without a time-out."""
+    pid, machine = os.fork(), platform.machine()
+    if pid == 0:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire(timeout=limit_s)
+        os._exit(0)
+    try:
         assert wait_until(lambda: state_of(pid) == "S", limit_s=300)
-        return pid
-
-    yield start
-    for pid in pids:
+        if waits_forever(pid, machine) is None:
+            pytest.skip("the kernel does not show the system calls of other processes")
+        assert wait_until(lambda: waits_forever(pid, machine) is verdict, limit_s=300)
+    finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def _threads_and_wait() -> None:
-    thread = threading.Thread(target=time.sleep, args=(600,))
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize(
-    ("work", "verdict"),
-    [
-        (lambda: [lock.acquire() for lock in [threading.Lock()] * 2], True),
-        (lambda: [lock.acquire(timeout=600) for lock in [threading.Lock()] * 2], False),
-        (lambda: time.sleep(600), False),
-        (lambda: os.read(os.pipe()[0], 1), False),
-        (_threads_and_wait, False),
-    ],
-    ids=["lock", "lock-for-a-while", "sleep", "read", "other-thread"],
-)
-def test_who_waits_forever(
-    child: Callable[[Callable[[], object]], int], work: Callable[[], object], verdict: object
-) -> None:
-    """A process waits forever if its only thread waits for a lock of its own without a time-out."""
-    pid = child(work)
-    if waits_forever(pid, platform.machine()) is None:
-        pytest.skip("the kernel does not show the system calls of other processes")
-    assert wait_until(lambda: waits_forever(pid, platform.machine()) is verdict, limit_s=300)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +183,8 @@ def test_who_waits_forever(
         (_LOCK_WAIT, 1, "x86_64", True),
         (_LOCK_WAIT.replace("202", "98"), 1, "aarch64", True),
         (_LOCK_WAIT, 2, "x86_64", False),
+        (_LOCK_WAIT.replace("0x189 0x0 0x0", "0x189 0x0 0x7fff5d19f520"), 1, "x86_64", False),  # with a time-out
+        ("230 0x0 0x0 0x7fff5d19f560 0x0 0x0 0x0 0x7fff5d19f520 0x7f10e2ca3e96", 1, "x86_64", False),  # another call
         (_LOCK_WAIT.replace("0x189", "0x109"), 1, "x86_64", False),  # shared: another process may release it
         (_LOCK_WAIT.replace("0x189", "0x81"), 1, "x86_64", False),  # FUTEX_WAKE
         ("running", 1, "x86_64", False),
@@ -256,13 +222,3 @@ _FIELDS = (
 def test_dying_by_flags(state: str, flags: int, *, is_dying: bool) -> None:
     """A process that exits, writes a core dump, was killed, or is a zombie is dying; a running one is not."""
     assert proc.Stat(_FIELDS.format(state=state, flags=flags)).is_dying == is_dying
-
-
-def test_dying_processes() -> None:
-    """A running process is not dying; a killed one is, reaped or not."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert not proc.is_dying(process.pid)
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert proc.is_dying(process.pid)
-    assert proc.is_dying(process.pid)

@@ -113,15 +113,13 @@ def test_each_source() -> None:
     compare_answers(Path(__file__).with_name("hosts.txt"), _answer)
 
 
-@pytest.mark.parametrize(
-    "text", [f"n[{','.join(['0-65535'] * 50)}]", "n" + "[0-65535]" * 50], ids=["ranges", "brackets"]
-)
-def test_lists_that_are_too_long(text: str) -> None:
+def test_lists_that_are_too_long() -> None:
     """They are refused before their names take memory."""
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match="is not a list of at most 65536 hosts"):
-            expand_hostlist(text)
+        for text in (f"n[{','.join(['0-65535'] * 50)}]", "n" + "[0-65535]" * 50):
+            with pytest.raises(ValueError, match="is not a list of at most 65536 hosts"):
+                expand_hostlist(text)
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()

@@ -17,7 +17,6 @@ SLURM = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NO
 
 
 def _answer(line: str) -> str:
-    """Return the task of these variables and options, or the error, and what a launcher with them says."""
     words = dict(word.split("=", 1) for word in shlex.split(line))
     given = {name.removeprefix("--local-"): int(value) for name, value in words.items() if name.startswith("--")}
     environ = {name: value for name, value in words.items() if not name.startswith("--")}
@@ -40,7 +39,11 @@ def test_tasks_are_the_recorded_ones() -> None:
 
 
 def test_each_launcher() -> None:
-    """Each launcher's own variables give rank and size; the task lists them with their values."""
+    """Each launcher's own variables give rank and size; the task lists them with their values.
+
+    No launcher that is recognized lacks a remedy.
+    """
+    assert {*_COMMANDS} == {name for name, _ in LAUNCHERS} - {"LOCAL_RANK"} | {"SLURM_LOCALID"}
     for variable, all_sizes in LAUNCHERS:
         sizes = all_sizes[:1]
         task = find_task({variable: "3", **dict.fromkeys(sizes, "8")})
@@ -72,8 +75,3 @@ def test_any_environment(environ: dict[str, str]) -> None:
         return
     assert task.rank >= 0
     assert task.size is None or task.rank < task.size
-
-
-def test_every_launcher_has_its_command() -> None:
-    """No launcher that is recognized lacks a remedy."""
-    assert {*_COMMANDS} == {name for name, _ in LAUNCHERS} - {"LOCAL_RANK"} | {"SLURM_LOCALID"}

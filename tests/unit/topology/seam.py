@@ -8,8 +8,7 @@ from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.topology import discover as reader
 from numapin.topology.build import build
-from numapin.topology.model import Mig, NodeKind, NodeSource, Pcie
-from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.model import NodeKind, NodeSource
 from numapin.topology.readings import NvmlReading, NvmlReadings
 from numapin.topology.sources import sysfs, xmlfile
 from numapin.topology.sources.hwloc import read_hwloc

@@ -65,7 +65,6 @@ def _one(**changes: Any) -> str:
 
 
 def _lost(question: str, code: int, *, num_gpus: int = 4, at: int = 2) -> str:
-    """Return GPUs of which one refuses a query."""
     return render([_gpu(index, fails={question: code} if index == at else {}) for index in range(num_gpus)])
 
 
@@ -82,10 +81,7 @@ CASES: Final = {
         cpus=frozenset({0, 63, 64, 8191}), memory_nodes=frozenset({8, 255, 1023}), numa_node=255
     ),
     "MIG instances have UUID and name, across holes in their numbers": render(
-        [
-            _gpu(0, mig_mode=True, mig=((0, "MIG-a", "NVIDIA H100 MIG 3g.40gb"), (5, "MIG-b", "NVIDIA 1g.10gb"))),
-            _gpu(1),
-        ]
+        [_gpu(0, mig_mode=True, mig=((0, "MIG-a", "NVIDIA H100 MIG 3g.40gb"), (5, "MIG-b", "NVIDIA 1g.10gb"))), _gpu(1)]
     ),
     "CUDA cannot use a GPU in MIG mode without instances": render([_gpu(0), _gpu(1, mig_mode=True)]),
     "NVLinks between two GPUs are counted for each pair; inactive ones and those to a CPU are not": render(
@@ -132,7 +128,6 @@ OLD: Final = "functions that an old driver lacks leave their values unknown; dir
 
 
 def _read_in(environ: Mapping[str, str]) -> NvmlReadings:
-    """Return what `read_nvml` returns in a new process."""
     (found,) = _read_each(environ)
     return found
 
@@ -148,12 +143,7 @@ def _read_each(environ: Mapping[str, str], *files: str) -> list[NvmlReadings]:
     return results
 
 
-def _calls(folder: Path) -> Counter[str]:
-    return Counter((folder / "calls").read_text(encoding="utf-8").split())
-
-
 def _described(readings: NvmlReadings) -> Iterator[str]:
-    """Yield what NVML said: known values only."""
     usual = NvmlReading(index=-1, uuid=None, pci="")
     yield f"driver {readings.driver}, {'no list of GPUs' if readings.gpus is None else f'{len(readings.gpus)} GPUs'}"
     yield from ["broken"] if readings.broken else []
@@ -206,7 +196,7 @@ def test_missing_pynvml(fake_nvml: FakeNvml, tmp_path: Path) -> None:
 def test_questions_are_few(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """NVLink ends are queried once per link, not once per pair, and PCI relations only for pairs without NVLink."""
     _read_in(fake_nvml.environment(tmp_path, render([_gpu(index) for index in range(8)])))
-    calls = _calls(tmp_path)
+    calls = Counter((tmp_path / "calls").read_text(encoding="utf-8").split())
     assert calls["nvmlDeviceGetNvLinkState"] <= 8 * 19  # the nineteenth says that there is none
     assert calls["nvmlDeviceGetNvLinkRemotePciInfo_v2"] == 0
     assert calls["nvmlDeviceGetTopologyCommonAncestor"] == 0

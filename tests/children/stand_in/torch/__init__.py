@@ -14,10 +14,8 @@ _threads = [int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)
 
 
 def get_num_threads() -> int:
-    """Return the number of threads of an operation."""
     return _threads[0]
 
 
 def set_num_threads(number: int) -> None:
-    """Set the number of threads of an operation."""
     _threads[0] = number

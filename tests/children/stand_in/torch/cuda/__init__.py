@@ -19,17 +19,14 @@ def _lazy_init() -> None:
 
 
 def init() -> None:
-    """Initialize CUDA, as torch does before a tensor is made on a device."""
     sys.modules[__name__]._lazy_init()
 
 
 def is_initialized() -> bool:
-    """Return whether CUDA is initialized."""
     return bool(_state["initialized"])
 
 
 def set_device(device: object) -> None:
-    """Set the current device, which initializes CUDA."""
     number = _get_device_index(device)
     if number >= int(os.environ.get("STAND_IN_DEVICES", "8")):
         msg = "CUDA error: invalid device ordinal"
@@ -39,6 +36,5 @@ def set_device(device: object) -> None:
 
 
 def current_device() -> int:
-    """Return the current device."""
     init()
     return int(_state["device"])
