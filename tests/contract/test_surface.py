@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import multiprocessing
 import pickle
 from typing import Any
@@ -15,7 +14,7 @@ from torch.utils.data import RandomSampler
 
 from tests.contract.datasets import Rows, Seeds, Stream
 from tests.contract.describe import assert_same_batches, describe
-from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, failure, pass_first_batches, watch
+from tests.contract.watching import TORCH, LoaderClass, failure, pass_first_batches, watch
 
 FROZEN = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 OWN = ("device", "pinned_budget", "node", "strict")
@@ -35,11 +34,6 @@ GIVEN: dict[str, Any] = {
     "in_order": False,
     "multiprocessing_context": multiprocessing.get_context("fork"),
 }
-
-
-def collated(rows: list[Any]) -> Any:
-    """Collate like the default; recognized by identity."""
-    return torch.utils.data.default_collate(rows)
 
 
 def test_signature(loader_class: LoaderClass) -> None:
@@ -95,39 +89,6 @@ def test_class(loader_class: LoaderClass) -> None:
         pickle.dumps(iterator)
 
 
-def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
-    """A subclass can set attributes before init, pass its own arguments and override methods."""
-
-    class Counted(loader_class):  # type: ignore[valid-type, misc]
-        def __init__(self, dataset: Any, *, every: int, **rest: Any) -> None:
-            self.every = every
-            super().__init__(dataset, collate_fn=collated, **rest)
-
-        def __iter__(self) -> Any:
-            return itertools.islice(super().__iter__(), 0, None, self.every)
-
-        def __len__(self) -> int:
-            return int(super().__len__()) // self.every
-
-    loader = Counted(Rows(12), every=2, num_workers=2)
-    assert [batch["index"].item() for batch in loader] == [0, 2, 4, 6, 8, 10]
-    assert len(loader) == 6
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_warning_about_a_streams_length(loader_class: LoaderClass, workers: int) -> None:
-    """A stream that yields more than len() causes torch's warning for each extra batch."""
-
-    def made(kind: LoaderClass) -> Any:
-        loader = kind(Stream(9, 9, claims=6), batch_size=2, num_workers=workers)
-        assert len(loader) == 3
-        return loader
-
-    theirs = watch(lambda: made(TORCH))
-    assert watch(lambda: made(loader_class)) == theirs
-    assert "was reported to be 6" in theirs.warnings[0]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_profiler_range(loader_class: LoaderClass, workers: int) -> None:
     """The profiler shows the wait for a batch under torch's name, which tools search for."""
@@ -172,5 +133,3 @@ def test_a_persistent_iterator_is_one(loader_class: LoaderClass) -> None:
     next(first)
     assert iter(loader) is first
     assert [batch["index"].item() for batch in first] == list(range(24))
-    arguments = {"dataset": Seeds(), "num_workers": 2, "persistent_workers": True}
-    assert_as_torch(loader_class, lambda: arguments, (1, 3, 5, None))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import numapin
+from tests.contract.datasets import Raise
 from tests.contract.seam import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, TORCHDATA, torch_names
 from tests.data.warm import run_script
 
@@ -48,7 +49,6 @@ def _members(tree: ast.AST) -> Iterator[str]:
 
 
 def _defined(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that code defines itself: functions, classes, variables, and attributes of `self`."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
@@ -157,11 +157,7 @@ def test_a_function_that_refers_to_itself() -> None:
 
 def test_a_module_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names are stand-ins, so the data path can be imported, and the check finds the first of them."""
-
-    def missing(name: str) -> object:
-        raise ModuleNotFoundError(name=name)
-
-    monkeypatch.setattr(torch_names, "import_module", missing)
+    monkeypatch.setattr(torch_names, "import_module", Raise(ModuleNotFoundError, ("gone",)))
     assert torch_names.collate_tensor_fn.__module__ == "numapin.data.torch_names"
     assert torch_names._first_problem(TORCH, torch_names._in_process).startswith("has no ")
 
@@ -268,7 +264,6 @@ print(json.dumps(seen))
 LOADER = "torch.utils.data.dataloader"
 RENAMED = (
     f"{LOADER}.DataLoader._get_iterator",
-    f"{LOADER}.DataLoader._iterator",
     f"{LOADER}._MultiProcessingDataLoaderIter._try_put_index",
     "torch.autograd.profiler._is_profiler_enabled",
 )
@@ -279,7 +274,6 @@ RENAMED = (
     [
         (TORCH, "", "torch.utils.data.dataloader.DataLoader"),  # all names are missing
         (TORCH, "_MultiProcessingDataLoaderIter", "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"),
-        (TORCH, "_BaseDataLoaderIter", "torch.utils.data.dataloader._BaseDataLoaderIter"),
         (TORCH, "_rebuild_tensor_v2", "torch._utils._rebuild_tensor_v2"),
         *((TORCH, name, name) for name in RENAMED),
         (TORCHDATA, "", f"{STATEFUL}.StatefulDataLoader"),
