@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from numapin.errors import LibraryError
+from tests.contract.datasets import Raise
 from tests.data.loopback import lent, loopback
 from tests.unit.data.seam import LARGE_BYTES, DataPath, Packer, PathOptions, Stacker, calls, memory, path
 from tests.waiting import wait_until
@@ -39,15 +40,8 @@ def past(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def refuse_thread(*_: object) -> None:
-    """Start no thread, as under ulimit -u."""
-    raise RuntimeError("can't start new thread")
-
-
 @needs_stores
 class TestPastCaches:
-    """The results of stores.c."""
-
     @given(
         count=st.integers(0, 4),
         num_bytes=st.integers(0, 400),
@@ -79,11 +73,8 @@ class TestPastCaches:
 
 
 class TestWithout:
-    """A machine without the library."""
-
     @pytest.fixture(autouse=True)
     def no_stores(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Remove the library."""
         name = "numapin_stack_past_caches"
         monkeypatch.setattr(calls, "_STORES", "/nowhere/libstores.so")
         monkeypatch.setitem(calls._SIGNATURES, name, ("/nowhere/libstores.so", *calls._SIGNATURES[name][1:]))
@@ -117,17 +108,9 @@ class TestWithout:
         path.close()
 
 
-def is_odd(sample: torch.Tensor) -> bool:
-    """Return whether a tensor's bytes are not its elements'."""
-    return sample.is_conj() or sample.is_neg() or sample._is_zerotensor()
-
-
 class TestStacking:
-    """Stacking samples as torch.stack does."""
-
     @pytest.fixture(params=[False, pytest.param(True, marks=needs_stores)], ids=["through-caches", "past-caches"])
     def stack(self, request: pytest.FixtureRequest, past: list[int]) -> Stack:
-        """Return a function that stacks on a number of threads."""
         packer = Packer(None, worker=0, pins=False, moves=False)
         packer.passes_caches = request.param
 
@@ -135,7 +118,7 @@ class TestStacking:
             out = torch.full((len(samples), *samples[0].shape), 7, dtype=samples[0].dtype)
             past.clear()
             Stacker(packer, num_threads=copy_threads).stack(samples, out)
-            are_blocks = all(sample.is_contiguous() and not is_odd(sample) for sample in samples)
+            are_blocks = all(each.is_contiguous() and not each.is_conj() and not each.is_neg() for each in samples)
             assert sum(past) == (len(samples) if packer.passes_caches and are_blocks else 0)
             return out
 
@@ -170,11 +153,7 @@ class TestStacking:
         ],
         ids=["a-copy", "transposed", "conjugated", "negated", "every-second", "expanded"],
     )
-    def test_samples_that_are_no_blocks(
-        self,
-        stack: Stack,
-        change: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
+    def test_samples_that_are_no_blocks(self, stack: Stack, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Their elements are stacked, not their bytes, even if only some samples are not contiguous."""
         samples = [torch.randn(SAMPLE) for _ in range(16)]
         odd = [change(sample) for sample in samples]
@@ -190,7 +169,7 @@ class TestStacking:
         wait = stacker._begin(lambda: wait_until(lambda: queued.qsize() > 0, limit_s=60))
         done: list[int] = []
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse_thread)
+            patch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
             do = stacker._begin(lambda: done.append(1))
         assert not any(thread.is_alive() for thread in stacker._pool._threads)
         done.clear()

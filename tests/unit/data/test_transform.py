@@ -11,24 +11,21 @@ import pytest
 import torch
 
 import numapin
-from tests.contract.datasets import Made
-from tests.cuda.fake import FakeStream, moving
-from tests.data.child import in_forked_child
-from tests.data.loopback import WAIT_S
+from tests.contract.datasets import Made, Raise
+from tests.cuda.fake import FakeCuda, FakeStream, moving
+from tests.data.loopback import WAIT_S, in_forked_child
 from tests.unit.data.seam import opening, tensors_in
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.cuda.fake import FakeCuda
 
 NUM_BATCHES = 24
 LONG = 1 << 16
 
 
 def item(index: int) -> Any:
-    """Return a tensor that is filled with the index, and a large array that is."""
     return torch.full((LONG,), index), np.full(LONG, index)
 
 
@@ -46,7 +43,6 @@ class Calls:
         self.note: Callable[[Any], object] = id
 
     def __call__(self, batch: Any) -> Any:
-        """Return what the loop gets: twice the tensor, and the array."""
         number = int(batch[0][0])
         self.numbers.append(number)
         self.note(batch)
@@ -56,13 +52,11 @@ class Calls:
 
 @pytest.fixture
 def calls() -> Calls:
-    """Give the function."""
     return Calls()
 
 
 @pytest.fixture
 def loader(fake_cuda: FakeCuda, calls: Calls) -> Iterator[Any]:
-    """Give a loader whose batches are moved to the stand-in's device, and transformed."""
     with (
         moving(),
         numapin.DataLoader(
@@ -75,7 +69,6 @@ def loader(fake_cuda: FakeCuda, calls: Calls) -> Iterator[Any]:
 
 
 def numbers_of(batches: list[Any]) -> list[int]:
-    """Return the numbers of batches, of which both parts must be right."""
     numbers = [int(batch["x"][0]) // 2 for batch in batches]
     for batch, number in zip(batches, numbers, strict=True):
         assert bool((batch["x"] == 2 * number).all())
@@ -140,11 +133,7 @@ def test_an_error_waits_until_its_batch_is_due(loader: Any, calls: Calls) -> Non
 
 def test_ctrl_c_inside_the_function(loader: Any, calls: Calls) -> None:
     """It is raised once, where the batch is due. A loop that goes on gets all batches but that one."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    calls.at[5] = interrupt
+    calls.at[5] = Raise(KeyboardInterrupt)
     iterator, numbers, num_interrupted = iter(loader), list[int](), 0
     while True:
         try:
@@ -238,16 +227,12 @@ def test_memory_that_comes_again(num_new: int) -> None:  # after which the funct
 
 @dataclass
 class Plain:
-    """An object with attributes."""
-
     first: Any
     second: Any = None
 
 
 @dataclass(slots=True)
 class Slotted:
-    """An object without a dict."""
-
     first: Any
 
 
