@@ -122,10 +122,7 @@ ACTS: dict[str, Callable[..., object]] = {
     ],
 )
 def test_errors_in_the_dataset(loader_class: LoaderClass, name: str, options: dict[str, Any]) -> None:
-    """Errors take the place of their batch, with torch's type and text; later batches arrive as with torch.
-
-    A StopIteration ends the epoch, as with torch. In the next epoch, no old batch arrives.
-    """
+    """Errors take the place of their batch, with torch's type and text; later batches and epochs are as with torch."""
     arguments = {"dataset": rows_with(ACTS[name], at=7), **options}
     epochs = (None, 9, None) if options.get("persistent_workers") else (None,)
     theirs = assert_as_torch(loader_class, lambda: arguments, epochs)
@@ -161,10 +158,7 @@ OF_USERS: list[dict[str, Any]] = [
 )
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_errors_of_arguments(loader_class: LoaderClass, arguments: dict[str, Any]) -> None:
-    """Wrong arguments, functions and samplers of users fail with torch's type and text, at the same batches.
-
-    Two of the wrong ones torch accepts: they are accepted.
-    """
+    """Wrong arguments, functions and samplers fail with torch's type and text, or are accepted as by torch."""
     ours, theirs = (outcome(kind, **{"dataset": ROWS, **arguments}) for kind in (loader_class, TORCH))
     assert ours == theirs
     assert "Failure" in repr(theirs) or "SequentialSampler" in str(arguments)

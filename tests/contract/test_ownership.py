@@ -69,22 +69,16 @@ class Saved:
 
 KEPT: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
     "tensor": (lambda tensor: tensor, lambda kept: kept),
-    "numpy": (lambda tensor: tensor.numpy(), torch.from_numpy),
     "numpy-view": (lambda tensor: tensor.numpy()[1:, ::2].T, torch.from_numpy),
     "memoryview": (lambda tensor: tensor.numpy().data, lambda kept: torch.frombuffer(kept, dtype=torch.float32)),
     "row": (lambda tensor: tensor[2, 5:], lambda kept: kept),
-    "transposed": (lambda tensor: tensor.t_() if tensor.dim() == 2 else tensor.transpose(0, 2), lambda kept: kept),
-    "bytes-view": (lambda tensor: tensor.view(torch.uint8), lambda kept: kept),
-    "detached": (lambda tensor: tensor.detach(), lambda kept: kept),
     "storage": (
         lambda tensor: (tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()),
         lambda kept: torch.empty(0).set_(*kept),
     ),
     "dlpack": (torch.utils.dlpack.from_dlpack, lambda kept: kept),
-    "parameter": (torch.nn.Parameter, lambda kept: kept.detach()),
     "saved-for-backward": (Saved, Saved.values),
     "cycle": (Cycle, lambda kept: kept.tensor),
-    "shallow-copy": (lambda tensor: copy.copy({"x": tensor}), lambda kept: kept["x"]),
     "unbound": (lambda tensor: tensor.unbind()[3], lambda kept: kept),
 }
 

@@ -87,7 +87,6 @@ CASES = {
         epochs=(None, None),
     ),
     "getitems": case(dataset=ListedRows(delay_s=0.001), batch_size=4, num_workers=2),
-    "getitems-unbatched": case(dataset=ListedRows(), batch_size=None, num_workers=1),
     "collate": case(dataset=SLOW, batch_size=4, collate_fn=summed, num_workers=2),
     "growing-shuffled": case(
         dataset=Made(growing, 96, 0.004), batch_size=1, shuffle=True, generator=Fresh(seeded), num_workers=2
@@ -95,7 +94,6 @@ CASES = {
     "tensors": case(dataset=TensorDataset(torch.rand(40, 32, 64), torch.arange(40)), batch_size=6, num_workers=2),
     "chain": case(dataset=ChainDataset([Stream(3, 4), Stream(5, 2)]), batch_size=3, num_workers=2),
     "empty": case(dataset=Rows(0), batch_size=2, num_workers=2),
-    "one-batch-many-workers": case(dataset=Rows(2), batch_size=8, num_workers=3),
     "pin-memory": case(dataset=SLOW, batch_size=4, num_workers=2, pin_memory=True),
     "abandoned": case(dataset=SLOW, batch_size=2, num_workers=2, shuffle=True, epochs=(3, None, 0, None)),
     "persistent": case(

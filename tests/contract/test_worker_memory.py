@@ -182,20 +182,3 @@ def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
     assert (stats.hits, stats.misses, stats.bytes) == (120, {}, 120 * 2 * 4096 * 4)
     assert stats.slots_made <= MOST_KEPT + 8
     assert capfd.readouterr().err.count("your dataset or collate_fn keeps batch memory") == 1
-
-
-@pytest.mark.parametrize("loader_class", [numapin.DataLoader, TORCH])
-def test_a_batch_that_the_loop_gave_to_the_dataset(loader_class: LoaderClass) -> None:
-    """Workers that are forked later have it, and it stays as it was there when the loop has let go of it."""
-    given: list[torch.Tensor] = []  # a batch and its copy
-
-    def make(index: int) -> tuple[torch.Tensor, bool]:
-        return torch.full((1 << 16,), float(index)), not given or torch.equal(*given)
-
-    loader = loader_class(Made(make, 32), batch_size=2, num_workers=1, multiprocessing_context="fork")
-    for batch, _ in loader:
-        given[:] = batch, batch.clone()
-    del batch
-    for _, is_same in loader:
-        assert bool(is_same.all())
-        given.clear()

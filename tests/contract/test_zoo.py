@@ -23,10 +23,7 @@ pytestmark = [
 
 
 def test_a_batch_of_each_kind(loader_class: LoaderClass) -> None:
-    """Values, dtypes, strides, classes, identity and sharing of storages equal torch's for each batch.
-
-    They travel in slots that are used again, but for those that only torch can send.
-    """
+    """Values, types, identity and sharing equal torch's; all but what only torch can send is in slots used again."""
     theirs, _ = of_each_kind(TORCH)
     ours, loader = of_each_kind(loader_class)
     for kind in KINDS:

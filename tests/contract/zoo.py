@@ -6,7 +6,7 @@ import enum
 import warnings
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,11 +26,6 @@ TORCHS_MAP = dict(collate.default_collate_fn_map)  # copied before the workers s
 ROW: torch.Tensor = row(3)
 RECORD = [("number", "<i8"), ("share", "<f4"), ("name", "<U3")]
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - the untyped kind is one more kind
-
-
-class Typed(NamedTuple):
-    image: torch.Tensor
-    label: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +197,6 @@ ZOO: dict[str, Callable[[int], Any]] = {
     # Containers
     "tuple": lambda k: (row(k), k),
     "named-tuple": lambda k: Pair(row(k), row(k + 1)),
-    "typed-tuple": lambda k: Typed(row(k), k),
     "frozen-dataclass": lambda k: Frozen(row(k), f"row {k}"),
     "dataclass": lambda k: Graph(row(k), {"edges": row(k, (2, 5000)), "deep": [{"er": (row(k),)}]}),
     "pinnable": lambda k: Pinnable(row(k)),

@@ -54,7 +54,7 @@ def what_is_open() -> tuple[int, int]:
 
 class TestReceive:
     def test_without_a_message_it_is_empty_in_time(self, channel: seam.Channel) -> None:
-        """It raises queue.Empty, as multiprocessing's queues do, and not too early; what is there needs no time."""
+        """It raises queue.Empty, as multiprocessing's queues do, and not too early; half a message is none."""
         for timeout_s in (0, 0.05):
             began_s = time.monotonic()
             with pytest.raises(queue.Empty):
@@ -62,9 +62,6 @@ class TestReceive:
             assert time.monotonic() - began_s >= timeout_s
         channel.send(b"here")
         assert channel.receive(0) == b"here"
-
-    def test_half_a_message_is_none(self, channel: seam.Channel) -> None:
-        """A large message that has arrived in part does not extend the wait."""
         channel.send(LARGE)
         channel._late.discard()  # type: ignore[union-attr] # what did not fit never comes
         with pytest.raises(queue.Empty):
@@ -152,10 +149,7 @@ GRANT = seam.Grant(7, expected_bytes=4096, forgotten=(3,))
 
 
 def test_a_task_brings_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker accepts it when it reads the task. What is no task, such as the end of an epoch, brings none.
-
-    Without a pool there are no slots.
-    """
+    """The worker accepts it as it reads the task; the end of an epoch brings none, nor does a task without a pool."""
     grants: list[seam.Grant] = []
     monkeypatch.setattr(packing, "own", SimpleNamespace(accept=grants.append))
     with closing(seam.TaskQueue(lambda: GRANT)) as queue, closing(seam.TaskQueue(None)) as without:

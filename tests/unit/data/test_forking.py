@@ -60,7 +60,7 @@ class Slow:
 
 sys.meta_path.insert(0, Slow)
 threading.Thread(target=__import__, args=("numpy.random",), daemon=True).start()
-print(len(list(numapin.DataLoader(range(4), num_workers=1, timeout=30))))
+print(len(list(numapin.DataLoader(range(4), num_workers=1, timeout=100))))
 """
 TWO_THREADS = """
 import gc, threading, numapin.data.forking as forking

@@ -310,10 +310,7 @@ class TestClosing:
     def test_an_interrupted_close_loses_no_batch(
         self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, is_unpinning: bool
     ) -> None:
-        """Ctrl-C while a free slot is unpinned, or while the descriptor of one in use is closed.
-
-        The memory of a batch that is in use goes with its last reference.
-        """
+        """Ctrl-C while a slot is unpinned, or its descriptor closed: a batch's memory goes with its last reference."""
         properties, close = gpu(), os.close
 
         def close_and_interrupt(descriptor: int) -> None:

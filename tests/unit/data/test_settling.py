@@ -40,8 +40,12 @@ PAGE: Final = mmap.PAGESIZE
 
 
 class Gate:
-    def __init__(self, then: Any) -> None:
-        self.then, self.is_reached, self.is_open = then, threading.Event(), threading.Event()
+    """Lets no slot be pinned before it is open; `properties` are those of a pool behind it."""
+
+    def __init__(self) -> None:
+        self.properties = gpu()
+        self.then = self.properties["driver"].register
+        self.is_reached, self.is_open = threading.Event(), threading.Event()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         self.is_reached.set()
@@ -50,13 +54,11 @@ class Gate:
 
 
 @pytest.fixture
-def gate(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Gate, dict[str, Any]]]:
-    properties = gpu()
-    driver: seam.Driver = properties["driver"]
+def gate(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     assert fake_cuda.registered_bytes() == 0
-    made = Gate(driver.register)
-    monkeypatch.setattr(driver, "register", made)
-    yield made, properties
+    made = Gate()
+    monkeypatch.setattr(made.properties["driver"], "register", made)
+    yield made
     made.is_open.set()
 
 
@@ -72,28 +74,24 @@ class TestPinning:
             assert (placement.PINNED.total, sum(slot.pinned_bytes for slot in loop.pool.slots)) == (before + PAGE, PAGE)
         assert (fake_cuda.registered_bytes(), placement.PINNED.total) == (0, before)
 
-    def test_the_slot_is_used_meanwhile(self, gate: tuple[Gate, dict[str, Any]]) -> None:
+    def test_the_slot_is_used_meanwhile(self, gate: Gate) -> None:
         """Pinning changes no byte: the batch stays as it is, and the next one may have the same slot."""
-        wall, properties = gate
-        with loopback(**properties) as loop:
+        with loopback(**gate.properties) as loop:
             first = lent(loop, BATCH)
             address = first.data_ptr()
-            assert wall.is_reached.wait(WAIT_S)
+            assert gate.is_reached.wait(WAIT_S)
             assert torch.equal(first, BATCH)
             del first
             assert loop.num_free() == 1
             other = lent(loop, -BATCH)
             assert other.data_ptr() == address
-            wall.is_open.set()
+            gate.is_open.set()
             loop.settle()
             assert torch.equal(other, -BATCH)
             assert [slot.pinned_on for slot in loop.pool.slots] == [0]
 
-    def test_the_slot_that_the_loop_waits_for_comes_next(
-        self, gate: tuple[Gate, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_slot_that_the_loop_waits_for_comes_next(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         """Batches arrive in another order than they are due. With one thread, so that jobs begin one by one."""
-        wall, properties = gate
         monkeypatch.setattr(pinning, "_NUM_THREADS", 1)
         one = seam.Settler()
         monkeypatch.setitem(pinning.settlers, os.getpid(), one)
@@ -105,15 +103,15 @@ class TestPinning:
             pin(slot, driver, device)
 
         monkeypatch.setattr(seam.Slot, "pin", note)
-        with loopback(**properties) as loop:
+        with loopback(**gate.properties) as loop:
             parcels = [loop.send(BATCH) for _ in range(6)]
             *_, due = [parcel.slot for parcel in parcels]
             assert due is not None
-            assert wall.is_reached.wait(WAIT_S)
+            assert gate.is_reached.wait(WAIT_S)
             waiting = threading.Thread(target=due.wait_until_settled)
             waiting.start()
             assert wait_until(lambda: next(iter(one._jobs)) is due.settled, limit_s=WAIT_S)
-            wall.is_open.set()
+            gate.is_open.set()
             waiting.join()
             loop.settle()
         first, *between, last = [parcel.slot.number for parcel in parcels if parcel.slot]
@@ -238,30 +236,28 @@ def test_its_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (len(asked), told) == (2, ["not all of 1"])  # the share is another, and in the stats
 
 
-def test_what_is_being_pinned_is_unpinned_again(gate: tuple[Gate, dict[str, Any]], fake_cuda: FakeCuda) -> None:
+def test_what_is_being_pinned_is_unpinned_again(gate: Gate, fake_cuda: FakeCuda) -> None:
     """Nothing stays pinned, neither the slot at the driver nor those after it."""
-    wall, properties = gate
     before = placement.PINNED.total
-    with loopback(**properties) as loop:
+    with loopback(**gate.properties) as loop:
         kept = [lent(loop, BATCH) for _ in range(4)]
         del kept
         loop.pool.reclaim()
-        assert wall.is_reached.wait(WAIT_S)
-    wall.is_open.set()
+        assert gate.is_reached.wait(WAIT_S)
+    gate.is_open.set()
     assert wait_until_ended(pinning.settlers[os.getpid()])
     assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
     assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
 
 
-def test_slots_that_are_being_pinned_are_not_lost(gate: tuple[Gate, dict[str, Any]]) -> None:
+def test_slots_that_are_being_pinned_are_not_lost(gate: Gate) -> None:
     """The end of an epoch does not give them up, or free them twice."""
-    wall, properties = gate
-    with loopback(**properties) as loop:
+    with loopback(**gate.properties) as loop:
         lent(loop, BATCH)
         loop.pool.reclaim()
-        assert wall.is_reached.wait(WAIT_S)
+        assert gate.is_reached.wait(WAIT_S)
         loop.pool.recover()
-        wall.is_open.set()
+        gate.is_open.set()
         loop.settle()
         assert (loop.num_free(), [slot.pinned_on for slot in loop.pool.slots]) == (1, [0])
 
@@ -270,7 +266,7 @@ def test_slots_that_are_being_pinned_are_not_lost(gate: tuple[Gate, dict[str, An
 @pytest.mark.parametrize("end", [seam.Pool.close, seam.Pool.recover])
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_ctrl_c_while_a_slot_is_taken_in(
-    gate: tuple[Gate, dict[str, Any]],
+    gate: Gate,
     fake_cuda: FakeCuda,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -279,9 +275,8 @@ def test_ctrl_c_while_a_slot_is_taken_in(
     is_settled: bool,
 ) -> None:
     """At the end of the epoch, or of the loader, the slot is unpinned and closed, pinned by then or not."""
-    wall, properties = gate
     before, interrupt = placement.PINNED.total, Raise(KeyboardInterrupt)
-    with loopback(**properties) as loop:
+    with loopback(**gate.properties) as loop:
         begin = loop.pool._settling.begin
         head, _body = loop.post(BATCH)
         with monkeypatch.context() as patch:
@@ -291,14 +286,14 @@ def test_ctrl_c_while_a_slot_is_taken_in(
                 patch.setattr(loop.pool._settling, "begin", lambda slot: interrupt(begin(slot)))
             with pytest.raises(KeyboardInterrupt):
                 loop.pool.lend(head)
-        assert wall.is_reached.wait(WAIT_S)
+        assert gate.is_reached.wait(WAIT_S)
         if is_settled:
-            wall.is_open.set()
+            gate.is_open.set()
             assert wait_until_ended(pinning.settlers[os.getpid()])
             assert fake_cuda.registered_bytes() == PAGE
         end(loop.pool)
         assert (loop.pool.slots, num_open()) == ((), 0)
-        wall.is_open.set()
+        gate.is_open.set()
         assert wait_until_ended(pinning.settlers[os.getpid()])
         assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
         assert fake_cuda.registered_bytes() == 0
