@@ -6,6 +6,7 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -326,11 +327,11 @@ def test_without_memory_the_batch_is_lost_and_no_other(
 ) -> None:
     """The loop gets torch's error for a batch that the device has no room for; its slot and the context come back."""
     iterator = iter(filled)
-    first = next(iterator)
+    first, *_ = [next_of(iterator) for _ in range(8)]  # by then, slots are pinned, and copied as they arrive
     with monkeypatch.context() as patch:
         patch.setattr(opening.Mover, "_empty", Raise(torch.OutOfMemoryError))
         with pytest.raises(torch.OutOfMemoryError):
-            list(iterator)  # at first, batches whose copies were begun before
+            list(map(next_of, repeat(iterator)))  # at first, batches whose copies were begun before
     assert fake_cuda.depth() == 0
     rest = list(iterator)
     assert wrong_ones([first], 0) == []
