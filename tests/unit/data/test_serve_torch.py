@@ -66,8 +66,14 @@ class TestPinMemory:
 
     @pytest.mark.parametrize(
         "source",
-        [torch.nn.Parameter(torch.zeros(2)), torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.empty(0)],
-        ids=["parameter", "sparse", "meta", "empty"],
+        [
+            torch.nn.Parameter(torch.zeros(2), requires_grad=False),
+            torch.zeros(2, requires_grad=True),
+            torch.eye(2).to_sparse(),
+            torch.empty(2, device="meta"),
+            torch.empty(0),
+        ],
+        ids=["parameter", "gradient", "sparse", "meta", "empty"],
     )
     def test_others_are_torchs(self, torchs: list[torch.Tensor], source: torch.Tensor) -> None:
         """Tensors that are not plain dense CPU memory go to torch's own."""
