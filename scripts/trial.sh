@@ -31,7 +31,7 @@ else
         exit 0
     }
     install "${wheel}[test]"
-    tests="tests/contract/test_surface.py tests/contract/test_errors.py tests/contract/test_rng.py
+    tests="tests/contract/test_surface.py tests/contract/test_errors.py
         tests/contract/test_cast.py tests/unit/data tests/unit/test_public_api.py tests/unit/launcher/test_direct.py
         tests/unit/launcher/test_hosts.py tests/unit/launcher/test_installed_torch.py
         tests/unit/launcher/test_options.py tests/unit/launcher/test_store.py"

@@ -39,14 +39,12 @@ def _no_iterator_lives_on() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def loader_class() -> LoaderClass:
-    """Give the class under test."""
     found: LoaderClass = pkgutil.resolve_name(os.environ.get("CONTRACT_LOADER", "numapin:DataLoader"))
     return found
 
 
 @pytest.fixture(scope="session")
 def own_class(loader_class: LoaderClass) -> LoaderClass:
-    """Give the class under test to tests of features that torch lacks."""
     if loader_class is DataLoader:
         pytest.skip("torch's own loader does less")
     return loader_class

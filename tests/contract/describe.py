@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import singledispatch
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _WHOLE_BYTES = 64  # longer strings and arrays are described by their start and their digest
 
@@ -35,15 +32,15 @@ class Described:
 
 
 def describe(batch: object) -> Described:
-    """Describe a batch: values, dtypes, shapes, strides, containers, identity and sharing."""
     tensors: list[torch.Tensor] = []
     tree = _plain(batch, tensors)
     spans = {index: span for index, tensor in enumerate(tensors) if (span := _span(tensor))}
     sharing, overlapping = {}, set()
     for (i, a), (j, b) in combinations(spans.items(), 2):
-        if a.storage == b.storage:
-            sharing[i, j] = b.start - a.start
-        if a.start < b.end and b.start < a.end:
+        (storage, start, end), (others_storage, others_start, others_end) = a, b
+        if storage == others_storage:
+            sharing[i, j] = others_start - start
+        if start < others_end and others_start < end:
             overlapping.add((i, j))
     return Described(tree=tree, sharing=sharing, overlapping=frozenset(overlapping))
 
@@ -60,7 +57,6 @@ def assert_same(ours: Described, theirs: Described, where: str = "batch") -> Non
 
 
 def assert_same_batches(ours: Sequence[Described], theirs: Sequence[Described], *, ordered: bool = True) -> None:
-    """Fail unless two epochs have the same batches, as sequences or as multisets."""
     if not ordered:
         ours, theirs = (sorted(batches, key=lambda batch: repr(batch.tree)) for batches in (ours, theirs))
     assert len(ours) == len(theirs), "the number of batches"
@@ -68,23 +64,14 @@ def assert_same_batches(ours: Sequence[Described], theirs: Sequence[Described], 
         assert_same(mine, torchs, f"batch {number}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    """The bytes from a tensor's first element to its last, and the start of its storage."""
-
-    storage: int
-    start: int
-    end: int
-
-
-def _span(tensor: torch.Tensor) -> _Span | None:
-    """Return the memory of a tensor; None if it has no strided memory."""
+def _span(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+    """Return the addresses of a tensor's storage, of its first element, and after its last; None without memory."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_nested or not tensor.numel():
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     end = start + (last + 1) * tensor.element_size()
-    return _Span(storage=tensor.untyped_storage().data_ptr(), start=start, end=end)
+    return tensor.untyped_storage().data_ptr(), start, end
 
 
 def _digest(raw: bytes) -> object:
@@ -93,7 +80,6 @@ def _digest(raw: bytes) -> object:
 
 @singledispatch
 def _plain(value: Any, tensors: list[torch.Tensor]) -> object:
-    """Describe an object of any class by its attributes, or by its repr."""
     state = getattr(value, "__dict__", {})
     if dataclasses.is_dataclass(value):
         state = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -116,7 +102,6 @@ def _(value: torch.Tensor, tensors: list[torch.Tensor]) -> object:
 
 
 def _content(tensor: torch.Tensor) -> object:
-    """Describe a tensor's values and strides, or the members of a layout without strides."""
     if tensor.layout is torch.sparse_coo:
         return tensor.is_coalesced(), _content(tensor._indices()), _content(tensor._values())
     if tensor.layout is torch.sparse_csr:

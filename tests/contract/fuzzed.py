@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import OrderedDict, deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ import torch
 import numapin
 from tests.contract.datasets import Made
 from tests.contract.describe import assert_same, describe
+from tests.contract.zoo import Pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,15 +34,15 @@ _DTYPES: Final = (
 _SIZES: Final = (0, 1, 3, 64, 1000, 1024, 4096, 20_000, 100_000)
 """Numbers of elements: on both sides of the size from which tensors travel in slots, and of a page."""
 _VALUES: Final = torch.arange(max(_SIZES) + 100) % 101
+_LAYOUTS: Final[tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = (
+    *(lambda tensor: tensor, lambda tensor: tensor),
+    lambda tensor: _as_matrix(tensor),  # noqa: PLW0108 - defined below
+    lambda tensor: _as_matrix(tensor).t(),
+    lambda tensor: tensor[::3],
+    lambda tensor: tensor[1:],
+)
 _MAX_DEPTH: Final = 3
 _EPOCH: Final = 400
-
-
-class Pair(NamedTuple):
-    """A batch's container with names."""
-
-    left: Any
-    right: Any
 
 
 class Batch:
@@ -52,7 +53,6 @@ class Batch:
         self._made: list[torch.Tensor] = []
 
     def part(self, depth: int = 0) -> Any:
-        """Make a leaf, or a container of parts."""
         choices: list[Callable[[], Any]] = [self._tensor] * 4 + [self._again, self._array, self._plain]
         if depth < _MAX_DEPTH:
             choices += [partial(self._container, depth)] * 6
@@ -76,12 +76,11 @@ class Batch:
         size, dtype = self._random.choice(_SIZES), self._random.choice(_DTYPES)
         start = self._random.randrange(100)
         tensor = _VALUES[start : start + size].to(dtype, copy=True)
-        tensor = self._random.choice((_as_it_is, _as_it_is, _as_matrix, _transposed, _strided, _offset))(tensor)
+        tensor = self._random.choice(_LAYOUTS)(tensor)
         self._made.append(tensor)
         return tensor
 
     def _again(self) -> torch.Tensor:
-        """Return a tensor that was made before, or a view of it."""
         if not self._made:
             return self._tensor()
         tensor = self._random.choice(self._made)
@@ -97,24 +96,8 @@ class Batch:
         return self._random.choice((None, True, 7, 2.5, "text", "ä" * 300, b"bytes" * 50, 1 << 70, float("inf")))
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1, 4) if tensor.numel() % 4 == 0 else tensor
-
-
-def _transposed(tensor: torch.Tensor) -> torch.Tensor:
-    return _as_matrix(tensor).t()
-
-
-def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[::3]
-
-
-def _offset(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[1:]
 
 
 def make(seed: int, number: int) -> Any:
@@ -123,7 +106,6 @@ def make(seed: int, number: int) -> Any:
 
 
 def run_epoch(seed: int, first: int, most: int) -> int:
-    """Check an epoch of at most `most` batches, and return how many came."""
     choose = random.Random(seed << 40 | first)  # noqa: S311 - no secret
     length = min(most, choose.choice((1, 20, _EPOCH)))
     loader = numapin.DataLoader(
@@ -157,7 +139,6 @@ def _same(batch: Any) -> Any:
 
 
 def main() -> None:
-    """Check as many batches as asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pkgutil
-import signal
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.utils.data._utils.worker
 
 from tests.contract.datasets import Rows
-from tests.contract.watching import first_batches
-from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.contract.watching import LoaderClass
-
+from tests.contract.watching import LoaderClass, first_batches
 
 LOOK_S = "NUMAPIN_TESTS_LOOK_S"
 """The variable with the time after which torch's loop in a worker looks whether the rank is alive; torch's own: 5 s."""
@@ -30,9 +21,8 @@ if LOOK_S in os.environ:
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = float(os.environ[LOOK_S])  # type: ignore[attr-defined] # imported there
 
 
-def started(kind: LoaderClass, method: str, **arguments: Any) -> tuple[Any, Any]:
-    """Return a loader and an iterator past its first batches, and print "ready"."""
-    loader: Any = kind(Rows(100_000), batch_size=2, num_workers=2, multiprocessing_context=method, **arguments)
+def started(kind: LoaderClass, method: str) -> tuple[Any, Any]:
+    loader: Any = kind(Rows(100_000), batch_size=2, num_workers=2, multiprocessing_context=method)
     iterator = iter(loader)
     for _ in first_batches(loader, iterator):  # keeping them would use up the slots, which is reported
         pass
@@ -41,7 +31,6 @@ def started(kind: LoaderClass, method: str, **arguments: Any) -> tuple[Any, Any]
 
 
 def run_on(kind: LoaderClass, method: str) -> None:
-    """Take batches forever."""
     loader, iterator = started(kind, method)
     for _ in iterator:
         time.sleep(0.001)
@@ -79,29 +68,5 @@ def run_in_threads(kind: LoaderClass, method: str) -> None:
     print("ready", sums)  # noqa: T201 - the test reads it
 
 
-def chain_handler(kind: LoaderClass, method: str) -> None:
-    """Set a SIGCHLD handler first; it is still called for a child of the user."""
-    calls: list[int] = []
-    signal.signal(signal.SIGCHLD, lambda number, _: calls.append(number))
-    held = started(kind, method)
-    assert callable(signal.getsignal(signal.SIGCHLD))
-    child = multiprocessing.get_context("fork").Process(target=os.getpid)
-    child.start()
-    child.join()
-    print(f"called {wait_until(lambda: bool(calls), limit_s=60)}", flush=True)  # noqa: T201 - what the test reads
-    del held
-
-
-SCENES: dict[str, Callable[[LoaderClass, str], None]] = {
-    scene.__name__: scene
-    for scene in (
-        run_on,
-        stop_stepping,
-        hold_in_thread,
-        run_in_threads,
-        chain_handler,
-    )
-}
-
 if __name__ == "__main__":
-    SCENES[sys.argv[2]](pkgutil.resolve_name(sys.argv[1]), sys.argv[3])
+    globals()[sys.argv[2]](pkgutil.resolve_name(sys.argv[1]), sys.argv[3])

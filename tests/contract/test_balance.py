@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
 
 import numapin
 from numapin.errors import UsageError
-from tests.contract.datasets import At, CountingSampler, Made, Raise, Rows, Stream, kill_worker
-from tests.contract.describe import Described
+from tests.contract.datasets import CountingSampler, Made, Raise, Rows, Stream, kill_worker, rows_with
 from tests.contract.seam import Balance
 from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
 
@@ -30,7 +29,6 @@ SIZE: Final = 60
 
 
 def worker_of(index: int) -> tuple[int, int]:
-    """Return the index, and the worker that makes the item."""
     info: Any = get_worker_info()
     return index, info.id
 
@@ -39,7 +37,6 @@ WORKERS: Final = Made(worker_of, SIZE)
 
 
 def workers_of(loader: DataLoader[Any]) -> list[int]:
-    """Run an epoch, whose indices must be in order; return the worker that made each item."""
     items = [(int(index), int(worker)) for index, worker in loader]
     assert [index for index, _worker in items] == list(range(SIZE))
     return [worker for _index, worker in items]
@@ -90,7 +87,6 @@ def test_off_by_default(chosen: list[int]) -> None:
 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "no-worker": {"dataset": UNEVEN, "batch_size": 5},
-    "unbatched": {"dataset": UNEVEN, "batch_size": None, "num_workers": 2},
     "distributed": {"dataset": UNEVEN, "batch_size": 4, "num_workers": 2, "sampler": DistributedSampler(UNEVEN, 2, 1)},
     "few-batches": {"dataset": Rows(2), "batch_size": 2, "num_workers": 3},
     "persistent": {"dataset": UNEVEN, "batch_size": 3, "num_workers": 3, "shuffle": True, "persistent_workers": True},
@@ -105,25 +101,24 @@ def test_the_same_batches_as_torch(name: str) -> None:
 
 def test_the_same_errors_as_torch() -> None:
     """An error is raised in its batch's place. Its text names the worker, which may be another than torch's."""
-    arguments: dict[str, Any] = {"dataset": At(index=9, act=Raise(ValueError)), "batch_size": 2, "num_workers": 3}
+    arguments: dict[str, Any] = {"dataset": rows_with(Raise(ValueError), at=9), "batch_size": 2, "num_workers": 3}
     ours, theirs = (watch(partial(made, **arguments), (None, 3, None)) for made in (BALANCED, TORCH))
     assert_same_seen(_of_any_worker(ours), _of_any_worker(theirs))
     assert sum(isinstance(event, Failure) for events in theirs.epochs for event in events) == 2
 
 
 def _of_any_worker(seen: Seen) -> Seen:
-    def without_number(event: Described | Failure) -> Described | Failure:
-        if isinstance(event, Described):
-            return event
-        return replace(event, text=re.sub(r"worker process \d+", "worker process", event.text))
+    def without_number(event: Any) -> Any:
+        is_failure = isinstance(event, Failure)
+        return replace(event, text=re.sub(r"process \d+", "process", event.text)) if is_failure else event
 
-    return replace(seen, epochs=tuple(tuple(without_number(event) for event in events) for events in seen.epochs))
+    return replace(seen, epochs=tuple(tuple(map(without_number, events)) for events in seen.epochs))
 
 
 def test_a_worker_that_dies() -> None:
     """It is torch's error, no wait forever."""
     with pytest.raises(RuntimeError, match=r"killed by|exited unexp"):
-        list(BALANCED(At(index=7, act=kill_worker), batch_size=2, num_workers=3))
+        list(BALANCED(rows_with(kill_worker, at=7), batch_size=2, num_workers=3))
 
 
 def test_as_many_batches_ahead_as_torch() -> None:
@@ -142,15 +137,9 @@ def test_as_many_batches_ahead_as_torch() -> None:
 def test_an_iterable_dataset_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
     """Batches and order are torch's, because each worker has its own share; it says so once, with what to do."""
     arguments: dict[str, Any] = {"dataset": Stream(21, 4, 11), "batch_size": 4, "num_workers": 3}
-    made: list[Any] = []
-
-    def make() -> DataLoader[Any]:
-        made.append(BALANCED(**arguments))
-        return made[-1]  # type: ignore[no-any-return]
-
-    epochs = (None, 2, None)
-    assert_same_seen(watch(make, epochs), watch(lambda: DataLoader(**arguments), epochs))
-    (note,) = made[0].stats().notes
+    loader, torchs, epochs = BALANCED(**arguments), TORCH(**arguments), (None, 2, None)
+    assert_same_seen(watch(lambda: loader, epochs), watch(lambda: torchs, epochs))
+    (note,) = loader.stats().notes
     assert "in_order=False" in note
     assert capfd.readouterr().err.count("balance=True changes nothing") == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, g
 
 import numapin
 from numapin.errors import UsageError
-from tests.contract.datasets import Made, row
+from tests.contract.datasets import Made, Raise, row
 from tests.contract.seam import Packer, buffer
 from tests.contract.watching import TORCH, LoaderClass
 
@@ -26,41 +26,29 @@ SIZE = BATCH * NUM_BATCHES
 
 
 def write(indices: Sequence[int]) -> torch.Tensor:
-    """Return a buffer with one row for each index."""
     batch = numapin.batch_buffer((len(indices), *SHAPE))
     for out, index in zip(batch, indices, strict=True):
         out.copy_(row(index))
     return batch
 
 
-def array(indices: Sequence[int]) -> Any:
-    """Return a part of the buffer as a numpy array."""
-    return write(indices).numpy()[1:]
-
-
-def from_array(indices: Sequence[int]) -> Any:
-    """Return a tensor over the buffer's numpy array."""
-    return torch.from_numpy(write(indices).numpy())
+def arrays(indices: Sequence[int]) -> Any:
+    return write(indices).numpy()[1:], torch.from_numpy(write(indices).numpy())
 
 
 def changed_views(indices: Sequence[int]) -> Any:
-    """Return views of several kinds."""
     batch = write(indices)
     return batch[1:], batch.view(-1), batch.transpose(1, 2), batch.view(torch.int32)
 
 
 def several(indices: Sequence[int]) -> Any:
-    """Return several buffers of different types, with the index beside them."""
     labels = numapin.batch_buffer(1024 * len(indices), torch.int64).fill_(indices[0])
     flags = numapin.batch_buffer((len(indices), 1024), torch.bool).fill_(True)
     return {"x": write(indices), "labels": labels, "flags": [flags, write(indices)], "first": indices[0]}
 
 
 class Listed(Made):
-    """A dataset that reads a batch at a time, as `__getitems__` does."""
-
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return a batch."""
         return self.make(indices)
 
 
@@ -72,7 +60,6 @@ class Stream(IterableDataset[Any]):
     is_wasteful: bool = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of one worker of two."""
         info = get_worker_info()
         for number in range(info.id if info else 0, NUM_BATCHES, info.num_workers if info else 1):
             yield self.make(range(BATCH * number, BATCH * (number + 1)))
@@ -81,23 +68,16 @@ class Stream(IterableDataset[Any]):
 
 
 def in_batches(make: Callable[[Sequence[int]], Any], **options: Any) -> dict[str, Any]:
-    """Return a loader's arguments for a dataset that makes whole batches."""
     sampler = BatchSampler(SequentialSampler(range(SIZE)), BATCH, drop_last=False)
     return {"dataset": Made(make, SIZE), "batch_size": None, "sampler": sampler, "num_workers": 2, **options}
 
 
 def forbid_copies(_worker: int) -> None:
-    """Make every copy into a slot an error."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a copy into the slot")
-
     for name in ("copy", "write"):
-        setattr(Packer, name, refuse)
+        setattr(Packer, name, Raise(AssertionError, ("a copy into the slot",)))
 
 
 def assert_same(ours: LoaderClass, arguments: dict[str, Any], **options: Any) -> Any:
-    """Fail unless two epochs of our loader are as torch's; return our loader."""
     loader = ours(**(arguments | options))
     theirs = list(TORCH(**arguments))
     for _ in range(2):
@@ -107,27 +87,24 @@ def assert_same(ours: LoaderClass, arguments: dict[str, Any], **options: Any) ->
 
 
 def all_of(*makes: Callable[[Sequence[int]], Any]) -> Callable[[Sequence[int]], Any]:
-    """Return a function that makes a batch of what each of these makes."""
     return lambda indices: [make(indices) for make in makes]
-
-
-def test_nothing_is_copied(own_class: LoaderClass) -> None:
-    """Buffers, views of them and numpy arrays over them travel in the slot as they are."""
-    make = all_of(write, array, from_array, changed_views, several)
-    assert_same(own_class, in_batches(make), worker_init_fn=forbid_copies)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
+        in_batches(all_of(write, arrays, changed_views, several)),
         {"dataset": Listed(write, SIZE), "collate_fn": lambda batch: batch, "batch_size": BATCH},
         {"dataset": range(SIZE), "collate_fn": write, "batch_size": BATCH},
         {"dataset": Stream(write), "batch_size": None},
     ],
-    ids=["getitems", "collate_fn", "iterable"],
+    ids=["getitem", "getitems", "collate_fn", "iterable"],
 )
 def test_wherever_batches_are_made(own_class: LoaderClass, arguments: dict[str, Any]) -> None:
-    """It works in `__getitems__`, in a collate_fn and in an iterable dataset."""
+    """Buffers, views of them and numpy arrays over them travel in the slot as they are, without a copy.
+
+    It works in `__getitem__`, in `__getitems__`, in a collate_fn and in an iterable dataset.
+    """
     assert_same(own_class, arguments | {"num_workers": 2}, worker_init_fn=forbid_copies)
 
 
@@ -173,23 +150,17 @@ def test_a_buffer_at_the_end_of_a_stream(own_class: LoaderClass) -> None:
 
 
 def in_thread(indices: Sequence[int]) -> Any:
-    """Make a batch in another thread."""
-    made: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: made.append(write(indices)))
-    thread.start()
-    thread.join()
-    return made[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(write, indices).result()
 
 
 def on_meta(indices: Sequence[int]) -> Any:
-    """Make a batch while another device is the default."""
     with torch.device("meta"):
         batch = numapin.batch_buffer((len(indices), *SHAPE))
     return batch.copy_(write(indices))
 
 
 def growing(indices: Sequence[int]) -> Any:
-    """Return batches of different sizes; some are larger than every slot before them."""
     length = 1 + indices[0] % 20 * 1000
     return numapin.batch_buffer((length, 3), torch.float64).fill_(indices[0]), write(indices)
 
@@ -206,15 +177,14 @@ def test_without_slots(own_class: LoaderClass, options: dict[str, Any]) -> None:
 
 
 def test_outside_a_worker_it_is_an_ordinary_tensor() -> None:
-    """It is a contiguous CPU tensor of torch's default type, even if another device is the default."""
+    """It is a contiguous CPU tensor of torch's default type, even if another device is the default.
+
+    A negative size is a UsageError; one that does not fit into memory is torch's own error.
+    """
     with torch.device("meta"):
         found = numapin.batch_buffer((2, 3))
     assert (found.shape, found.dtype, found.device.type) == ((2, 3), torch.get_default_dtype(), "cpu")
     assert numapin.batch_buffer(5, torch.uint8).shape == (5,)
-
-
-def test_shapes_that_are_refused() -> None:
-    """A negative size is a UsageError; one that does not fit into memory is torch's own error."""
     with pytest.raises(UsageError, match=r"shape \(2, -3\) has a negative size") as caught:
         numapin.batch_buffer((2, -3))
     assert caught.value.hint == "pass the size of each dimension"

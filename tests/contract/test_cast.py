@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
 import numapin
@@ -22,7 +23,6 @@ LARGE = (1 << 20) + 3  # two of them are stacked on threads
 
 
 def sample(index: int, length: int = 1000) -> dict[str, Any]:
-    """Return random bits as float32, infinities and NaNs among them, with a Python float and an integer."""
     generator = torch.Generator().manual_seed(index)
     bits = torch.randint(-(2**31), 2**31 - 1, (length,), dtype=torch.int32, generator=generator)
     return {"x": bits.view(torch.float32), "y": index / 3, "n": index}
@@ -32,13 +32,11 @@ VALUES = Made(sample, 8)
 
 
 def listed(samples: Sequence[Any]) -> Any:
-    """Return the samples' tensors one by one, with views of them, and a numpy array."""
     whole = torch.stack([sample["x"] for sample in samples])
     return [sample["x"] for sample in samples], whole, whole[1:], whole.T, np.ones((600, 2), np.float32)
 
 
 def unusual(samples: Sequence[Any]) -> Any:
-    """Return tensors that do not travel in slots, or have no elements."""
     whole = torch.stack([sample["x"] for sample in samples]).nan_to_num(0, 0, 0)
     return torch.nn.Parameter(whole), whole.relu().to_sparse(), whole[:0], whole.clone().requires_grad_()
 
@@ -48,12 +46,10 @@ class Named(torch.Tensor):
 
 
 def subclassed(samples: Sequence[Any]) -> Any:
-    """Return several tensors of a subclass."""
     return [(sample["x"] * factor).as_subclass(Named) for sample in samples for factor in (1, 2, 4)]
 
 
 def buffered(samples: Sequence[Any]) -> Any:
-    """Return buffers of both types."""
     narrow = numapin.batch_buffer((len(samples), 1000), BF16)
     wide = numapin.batch_buffer((len(samples), 1000))
     for number, sample in enumerate(samples):
@@ -62,29 +58,19 @@ def buffered(samples: Sequence[Any]) -> Any:
 
 
 def each(samples: list[Any]) -> Any:
-    """Return a batch of each kind."""
     return [collate(samples) for collate in (default_collate, listed, unusual, subclassed, buffered)]
 
 
 def bits(thing: Any) -> Any:
-    """Return a batch with each bfloat16 tensor as integers, since NaN differs from itself, and others as they are."""
-    if isinstance(thing, dict):
-        return {name: bits(part) for name, part in thing.items()}
-    if isinstance(thing, list | tuple):
-        return [bits(part) for part in thing]
-    if isinstance(thing, torch.Tensor):
-        dense = thing.detach().to_dense()
-        plain = dense.view(torch.int16) if dense.dtype is BF16 else dense
-        return [thing.layout is torch.strided, thing.requires_grad, plain]
-    return thing
+    """Return a part of a batch, but a bfloat16 tensor as integers, since NaN differs from itself."""
+    if not isinstance(thing, torch.Tensor):
+        return thing
+    dense = thing.detach().to_dense()
+    plain = dense.view(torch.int16) if dense.dtype is BF16 else dense
+    return [thing.layout is torch.strided, thing.requires_grad, plain]
 
 
 def narrowed(thing: Any) -> Any:
-    """Return a batch of torch's loader with its floating-point tensors cast."""
-    if isinstance(thing, dict):
-        return {name: narrowed(part) for name, part in thing.items()}
-    if isinstance(thing, list | tuple):
-        return [narrowed(part) for part in thing]
     is_cast = isinstance(thing, torch.Tensor) and thing.dtype in (torch.float32, torch.float64)
     return thing.detach().to(BF16).requires_grad_(thing.requires_grad) if is_cast else thing
 
@@ -94,17 +80,14 @@ def narrowed(thing: Any) -> Any:
 def test_values(own_class: Any, options: dict[str, Any]) -> None:
     """Every tensor has the bits that `.to(torch.bfloat16)` gives; integers and numpy arrays stay as they are."""
     arguments: dict[str, Any] = {"dataset": VALUES, "batch_size": 2, "num_workers": 1, "collate_fn": each}
-    theirs = [bits(narrowed(batch)) for batch in TORCH(**arguments | {"num_workers": 0})]
-    ours = [bits(batch) for batch in own_class(**arguments | options, cast=BF16)]
+    theirs = tree_map(lambda part: bits(narrowed(part)), list(TORCH(**arguments | {"num_workers": 0})))
+    ours = tree_map(bits, list(own_class(**arguments | options, cast=BF16)))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_large_batches_are_cast_while_they_are_stacked(own_class: Any) -> None:
     """A batch that is stacked on threads has no copy in float32."""
-
-    def forbid(_worker: int) -> None:
-        torch.stack = None  # type: ignore[assignment] # an error if it is called
-
+    forbid = partial(setattr, torch, "stack")  # to what is no function
     loader = own_class(Made(partial(sample, length=LARGE), 4), 2, num_workers=1, cast=BF16, worker_init_fn=forbid)
     for number, batch in enumerate(loader):
         expected = sample(2 * number + 1, LARGE)["x"].to(BF16)
@@ -120,11 +103,3 @@ def test_a_mapping_with_a_target_that_is_a_source(own_class: Any) -> None:
         narrow, wide = next(iter(own_class(data, 2, cast=casts, **options)))
         assert torch.equal(narrow, thirds.float().to(BF16))
         assert torch.equal(wide, thirds.float())
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_copies_of_the_loader(own_class: Any, num_workers: int) -> None:
-    """A framework's copy of the loader, made with the arguments that torch knows, casts as well."""
-    loader = own_class(VALUES, 2, num_workers=num_workers, cast=BF16)
-    copy = TORCH(VALUES, 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
-    assert [batch["x"].dtype for batch in copy] == [BF16] * 4

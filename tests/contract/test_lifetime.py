@@ -10,82 +10,70 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.contract.datasets import At, Made, Raise, Rows
+from tests.contract.datasets import Made, Raise, Rows, rows_with
 from tests.contract.seam import queues as channel
-from tests.contract.watching import LoaderClass, settle
 from tests.data.loopback import num_open
 from tests.garbage import left_by
-from tests.waiting import joins_in_vain
+from tests.waiting import joins_in_vain, wait_until
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+if TYPE_CHECKING:
+    from tests.contract.watching import LoaderClass
+
 DATASET = Rows(400, delay_s=0.0005)
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
-    """The resources that this process holds."""
-
-    descriptors: int
-    children: int
-    threads: int
-    shared_maps: int
-
-    @classmethod
-    def now(cls) -> Holdings:
-        """Count the resources, after collecting cycles and waiting for threads that are about to end."""
-        settle()
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        return cls(
-            descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names only
-            children=len(multiprocessing.active_children()),
-            threads=threading.active_count(),
-            shared_maps=sum(" rw-s " in line for line in maps),
-        )
+def holdings() -> dict[str, int]:
+    """Count what this process holds, without cycles."""
+    gc.collect()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names only
+        "children": len(multiprocessing.active_children()),
+        "threads": threading.active_count(),
+        "shared maps": Path("/proc/self/maps").read_text().count(" rw-s "),
+    }
 
 
 def resident_bytes() -> int:
-    """Return this process's resident memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def grown(before: Holdings) -> dict[str, tuple[int, int]]:
-    """Return the resources that have grown, after waiting for threads to end."""
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        then, now = asdict(before), asdict(Holdings.now())
-        more = {name: (then[name], now[name]) for name in then if now[name] > then[name]}
-        if not more or time.monotonic() > end:
-            return more
-        time.sleep(0.02)
+def grown(before: dict[str, int]) -> list[str]:
+    """Return what has grown, after waiting for threads that are about to end."""
+    found: list[str] = []
+
+    def is_as_before() -> bool:
+        found[:] = [name for name, number in holdings().items() if number > before[name]]
+        return not found
+
+    wait_until(is_as_before, limit_s=PATIENCE_S)
+    return found
 
 
 def abandon(loader: Any, num_batches: int) -> None:
-    """Take some batches and drop the iterator."""
     list(itertools.islice(loader, num_batches))
 
 
-def warmed(loader_class: LoaderClass) -> Holdings:
-    """Return the held resources once all per-process objects exist and everything else is gone."""
+def warmed(loader_class: LoaderClass) -> dict[str, int]:
     abandon(loader_class(DATASET, batch_size=4, num_workers=2), 10)
     time.sleep(0.1)
-    return Holdings.now()
+    return holdings()
 
 
 def test_what_is_left_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe, a thread, a child and a shared map show, so the tests below can fail."""
     monkeypatch.setattr(sys.modules[__name__], "PATIENCE_S", 0)
-    before, end = Holdings.now(), threading.Event()
+    before, end = holdings(), threading.Event()
     pipe = multiprocessing.Pipe()
-    memory = mmap.mmap(-1, _PAGE)
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     child.start()
     thread = threading.Thread(target=end.wait)
@@ -95,15 +83,11 @@ def test_what_is_left_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     child.join()
     end.set()
     thread.join()
-    assert found.keys() == asdict(before).keys(), (found, pipe, memory)
+    assert found == list(before), (pipe, memory)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_abandoned_many_times(
-    loader_class: LoaderClass,
-    monkeypatch: pytest.MonkeyPatch,
-    persistent: bool,  # noqa: FBT001
-) -> None:
+def test_abandoned_many_times(loader_class: LoaderClass, monkeypatch: pytest.MonkeyPatch, *, persistent: bool) -> None:
     """Thirty epochs of one loader, each abandoned after some batches, hold no more than ten."""
     loader = loader_class(DATASET, batch_size=4, num_workers=1, persistent_workers=persistent)
     taken = itertools.cycle([0, 1, 3, 9, 24])
@@ -111,7 +95,7 @@ def test_abandoned_many_times(
         abandon(loader, next(taken))
     list(loader)
     time.sleep(0.1)
-    held, memory = Holdings.now(), resident_bytes()
+    held, memory = holdings(), resident_bytes()
     in_vain = joins_in_vain(monkeypatch)
     for _ in range(20):
         abandon(loader, next(taken))
@@ -122,10 +106,7 @@ def test_abandoned_many_times(
 
 @pytest.mark.parametrize(("num_batches", "persistent"), [(2, False), (40, True), (100, False)])
 def test_forgotten(
-    loader_class: LoaderClass,
-    monkeypatch: pytest.MonkeyPatch,
-    num_batches: int,
-    persistent: bool,  # noqa: FBT001
+    loader_class: LoaderClass, monkeypatch: pytest.MonkeyPatch, num_batches: int, *, persistent: bool
 ) -> None:
     """A loader that is deleted at any point of an epoch, without close(), leaves nothing behind. Its workers end."""
     before = warmed(loader_class)
@@ -138,19 +119,6 @@ def test_forgotten(
     del loader, iterator, workers
     assert not grown(before)
     assert in_vain == []
-
-
-def whole(loader: Any) -> list[Any]:
-    """Take all batches and keep none."""
-    for _ in loader:
-        pass
-    return []
-
-
-def broken_off(loader: Any) -> list[Any]:
-    """Take some batches and keep none."""
-    abandon(loader, 3)
-    return []
 
 
 def closed(loader: Any) -> list[Any]:
@@ -170,11 +138,8 @@ def closed(loader: Any) -> list[Any]:
     ids=["persistent", "balanced", "local"],
 )
 def test_no_garbage_in_cycles(own_class: LoaderClass, options: dict[str, Any]) -> None:
-    """A loader that is gone leaves nothing for the garbage collector, which may run in a forked child of the process.
-
-    So it is gone with its last reference, also if its batches are kept.
-    """
-    dataset, uses = Rows(60), (whole, broken_off, closed)
+    """A loader goes with its last reference, also if batches are kept: a forked child has nothing to collect."""
+    dataset, uses = Rows(60), (partial(abandon, num_batches=60), partial(abandon, num_batches=3), closed)
     assert left_by(lambda: [use(own_class(dataset, batch_size=4, **options)) for use in uses]) == []
 
 
@@ -188,7 +153,7 @@ def test_garbage_in_any_order(own_class: LoaderClass, monkeypatch: pytest.Monkey
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(3)]
     gc.collect()
     problems: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda problem: problems.append(problem.exc_value))
+    monkeypatch.setattr(sys, "unraisablehook", problems.append)
     monkeypatch.setattr(channel, "Pipe", lambda duplex: pipes.pop())  # noqa: ARG005
     gc.disable()
     try:
@@ -212,13 +177,13 @@ def test_after_an_error(own_class: LoaderClass, monkeypatch: pytest.MonkeyPatch)
 
     torch waits for each of its own in vain, for five seconds, because the collector has taken its queues apart by then.
     """
-    loader = own_class(At(index=3, act=Raise(ValueError), size=400), num_workers=2)
+    loader = own_class(rows_with(Raise(ValueError), at=3, size=400), num_workers=2)
     gc.disable()
     try:
         with pytest.raises(ValueError, match="is broken"):
             list(loader)
         in_vain = joins_in_vain(monkeypatch)
-        settle()
+        gc.collect()
     finally:
         gc.enable()
     assert in_vain == []

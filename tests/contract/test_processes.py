@@ -14,41 +14,34 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from tests.contract import rank
-from tests.contract.rank import LOOK_S, SCENES
-from tests.contract.watching import TORCH
+from tests.contract.rank import LOOK_S
+from tests.contract.watching import TORCH, LoaderClass
 from tests.data.warm import ENVIRON, ROOT, forker
-from tests.integration.forking import CommandLine
+from tests.integration.forking import CommandLine, Forked
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.contract.watching import LoaderClass
-    from tests.integration.forking import Forked
 
 KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("stop_stepping", "fork"))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program in its own session, so that all its descendants can be found."""
-
     process: Forked | subprocess.Popen[str]
     out: IO[str]
     err: IO[str]
 
     def members(self) -> list[int]:
-        """Return the live processes of its session, without zombies."""
         return [pid for pid, session in _processes() if session == self.process.pid and not gone(pid)]
 
     def wait_for(self, word: str) -> None:
-        """Wait until it prints this line."""
         if not any(line.strip() == word for line in self.out):
             pytest.fail(f"ended without {word!r}: {self.said()}")
 
     def said(self) -> tuple[str, str]:
-        """Wait for its end, and return the rest of its output, and its stderr."""
         rest = self.out.read()
         self.process.wait(60)
         self.err.seek(0)
@@ -60,7 +53,6 @@ class Program:
 
 
 def _processes() -> Iterator[tuple[int, int]]:
-    """Yield process id and session of every process."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
@@ -73,7 +65,6 @@ def running(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Pro
 
     Only torch's workers look now and then whether the program is alive.
     """
-    assert scene in SCENES
     arguments = [f"{kind.__module__}:{kind.__qualname__}", scene, method]
     environ = ENVIRON | ({} if kind is TORCH else {LOOK_S: "1000000"})
     command = CommandLine(module=rank.__file__, arguments=arguments, environ=environ, cwd=str(ROOT), new_session=True)
@@ -91,7 +82,6 @@ def running(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Pro
 
 @pytest.fixture(scope="module")
 def killed(own_class: LoaderClass) -> dict[tuple[str, str], tuple[int, list[int]]]:
-    """Kill programs; give each one's number of processes, and those that stay."""
     found = {}
     with contextlib.ExitStack() as stack:
         programs = {case: stack.enter_context(running(own_class, *case)) for case in KILLED}
@@ -139,13 +129,6 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
         program.ends()
         last = program.said()[1].splitlines()[-1]
         assert (program.process.returncode, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
-
-
-def test_handler_for_children(loader_class: LoaderClass) -> None:
-    """A SIGCHLD handler that was set before the loader was made is still called."""
-    with running(loader_class, "chain_handler") as program:
-        out, err = program.said()
-        assert (out, err) == ("ready\ncalled True\n", "")
 
 
 NOTES_IMPORTS = """

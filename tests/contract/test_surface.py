@@ -1,21 +1,24 @@
-"""The parts of a loader that user code and frameworks use, other than its batches."""
+"""The parts of a loader that user code and frameworks use, other than its batches; its random draws and seeds."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import multiprocessing
 import pickle
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, get_worker_info
 
 from tests.contract.datasets import Rows, Seeds, Stream
 from tests.contract.describe import assert_same_batches, describe
-from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, failure, pass_first_batches, watch
+from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, failure, pass_first_batches, watch
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
 
 FROZEN = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 OWN = ("device", "pinned_budget", "node", "strict")
@@ -35,11 +38,6 @@ GIVEN: dict[str, Any] = {
     "in_order": False,
     "multiprocessing_context": multiprocessing.get_context("fork"),
 }
-
-
-def collated(rows: list[Any]) -> Any:
-    """Collate like the default; recognized by identity."""
-    return torch.utils.data.default_collate(rows)
 
 
 def test_signature(loader_class: LoaderClass) -> None:
@@ -95,39 +93,6 @@ def test_class(loader_class: LoaderClass) -> None:
         pickle.dumps(iterator)
 
 
-def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
-    """A subclass can set attributes before init, pass its own arguments and override methods."""
-
-    class Counted(loader_class):  # type: ignore[valid-type, misc]
-        def __init__(self, dataset: Any, *, every: int, **rest: Any) -> None:
-            self.every = every
-            super().__init__(dataset, collate_fn=collated, **rest)
-
-        def __iter__(self) -> Any:
-            return itertools.islice(super().__iter__(), 0, None, self.every)
-
-        def __len__(self) -> int:
-            return int(super().__len__()) // self.every
-
-    loader = Counted(Rows(12), every=2, num_workers=2)
-    assert [batch["index"].item() for batch in loader] == [0, 2, 4, 6, 8, 10]
-    assert len(loader) == 6
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_warning_about_a_streams_length(loader_class: LoaderClass, workers: int) -> None:
-    """A stream that yields more than len() causes torch's warning for each extra batch."""
-
-    def made(kind: LoaderClass) -> Any:
-        loader = kind(Stream(9, 9, claims=6), batch_size=2, num_workers=workers)
-        assert len(loader) == 3
-        return loader
-
-    theirs = watch(lambda: made(TORCH))
-    assert watch(lambda: made(loader_class)) == theirs
-    assert "was reported to be 6" in theirs.warnings[0]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_profiler_range(loader_class: LoaderClass, workers: int) -> None:
     """The profiler shows the wait for a batch under torch's name, which tools search for."""
@@ -172,5 +137,53 @@ def test_a_persistent_iterator_is_one(loader_class: LoaderClass) -> None:
     next(first)
     assert iter(loader) is first
     assert [batch["index"].item() for batch in first] == list(range(24))
-    arguments = {"dataset": Seeds(), "num_workers": 2, "persistent_workers": True}
-    assert_as_torch(loader_class, lambda: arguments, (1, 3, 5, None))
+
+
+def first_of(items: list[Any]) -> Any:
+    return items[0]
+
+
+def reseed(worker_id: int) -> None:
+    info: Any = get_worker_info()
+    assert info.id == worker_id
+    assert info.seed == torch.initial_seed()
+    torch.manual_seed(info.seed % 1000 + 1)
+    random.seed(np.random.randint(1000))  # noqa: NPY002 - seeded already when this is called
+    info.dataset.size -= worker_id  # the worker must see this change of the dataset
+
+
+class Marked(Seeds):
+    size = 1000
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) | {"size": self.size}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_workers_have_torchs_seeds(loader_class: LoaderClass, workers: int) -> None:
+    """The draws of torch, random and NumPy in each worker, its worker info and its thread count equal torch's."""
+    arguments = {"dataset": Seeds(), "num_workers": workers, "batch_size": 1, "collate_fn": first_of}
+    assert_as_torch(loader_class, lambda: arguments, (None, 2, None))
+
+
+@pytest.mark.xdist_group("fork server")
+def test_workers_started_anew_have_torchs_seeds(loader_class: LoaderClass) -> None:
+    """Spawned workers have torch's seeds too, with an init function, over two epochs of persistent workers."""
+    arguments: dict[str, Any] = {"num_workers": 1, "worker_init_fn": reseed, "persistent_workers": True}
+    arguments |= {"collate_fn": first_of}
+    ours = watch(lambda: loader_class(Marked(), multiprocessing_context="forkserver", **arguments), (None, None))
+    assert ours == watch(lambda: TORCH(Marked(), multiprocessing_context="fork", **arguments), (None, None))
+    assert not [event for event in ours.epochs[0] if isinstance(event, Failure)]
+
+
+def test_worker_init_fn_and_collate_fn_set_after_init(loader_class: LoaderClass) -> None:
+    """Frameworks set both, and the generator, on an existing loader; the next iterator uses them."""
+
+    def made(kind: LoaderClass) -> Any:
+        loader = kind(Marked(), num_workers=2)
+        list(zip(range(2), loader, strict=False))
+        loader.worker_init_fn, loader.collate_fn = reseed, first_of
+        loader.generator = torch.Generator().manual_seed(3)
+        return loader
+
+    assert watch(lambda: made(loader_class)) == watch(lambda: made(TORCH))

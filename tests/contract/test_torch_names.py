@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import numapin
+from tests.contract.datasets import Raise
 from tests.contract.seam import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, TORCHDATA, torch_names
 from tests.data.warm import run_script
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(numapin.__file__).parent
 SITE = Path(torch.__file__).parents[1]
+LOADER = "torch.utils.data.dataloader"
+PUT_INDEX = "_MultiProcessingDataLoaderIter._try_put_index"
 OURS = {"_numapin_noted", "_rank"}
 """Private names of ours: an attribute that loaders get, and one that torch's loader has, too."""
 OF_OTHERS = {"_exit", "_fields", "_getframe", "_replace", "_extra_reducers", "_C", "_preload_modules"}
@@ -48,7 +51,6 @@ def _members(tree: ast.AST) -> Iterator[str]:
 
 
 def _defined(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that code defines itself: functions, classes, variables, and attributes of `self`."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
@@ -95,22 +97,11 @@ def test_this_torch_is_known() -> None:
         assert getattr(getattr(torch_names, name), "__module__", "torch") != "numapin.data.torch_names"
 
 
-def _differ(self: Any, *, further: int = 0) -> None:
-    """Take the place of torch's `_try_put_index`, with a parameter that numapin does not know."""
-
-
-def _wrap(*arguments: Any, **named: Any) -> None:
-    """Take its place as a library's wrapper does, of which the parameters tell nothing."""
-
-
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        (
-            _differ,
-            "has torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_put_index with other parameters ",
-        ),
-        (_wrap, ""),
+        (lambda self, *, further=0: None, f"has {LOADER}.{PUT_INDEX} with other parameters (self, further)"),  # noqa: ARG005
+        (lambda *arguments, **named: None, ""),  # noqa: ARG005 - a wrapper, of which the parameters tell nothing
     ],
 )
 def test_parameters(method: Callable[..., None], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +112,7 @@ def test_parameters(method: Callable[..., None], why: str, monkeypatch: pytest.M
         found = torch_names.why_off()
     finally:
         torch_names.why_off.cache_clear()
-    assert found == (f"torch {torch.__version__} {why}(self, further)" if why else "")
+    assert found == (f"torch {torch.__version__} {why}" if why else "")
 
 
 @pytest.mark.parametrize("name", ["_try_put_index", "_workers", "_MultiProcessingDataLoaderIter"])
@@ -157,11 +148,7 @@ def test_a_function_that_refers_to_itself() -> None:
 
 def test_a_module_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names are stand-ins, so the data path can be imported, and the check finds the first of them."""
-
-    def missing(name: str) -> object:
-        raise ModuleNotFoundError(name=name)
-
-    monkeypatch.setattr(torch_names, "import_module", missing)
+    monkeypatch.setattr(torch_names, "import_module", Raise(ModuleNotFoundError, ("gone",)))
     assert torch_names.collate_tensor_fn.__module__ == "numapin.data.torch_names"
     assert torch_names._first_problem(TORCH, torch_names._in_process).startswith("has no ")
 
@@ -265,11 +252,9 @@ seen["theirs"] = batches(Theirs(Rows(), batch_size=2, num_workers=1))
 print(json.dumps(seen))
 """
 
-LOADER = "torch.utils.data.dataloader"
 RENAMED = (
     f"{LOADER}.DataLoader._get_iterator",
-    f"{LOADER}.DataLoader._iterator",
-    f"{LOADER}._MultiProcessingDataLoaderIter._try_put_index",
+    f"{LOADER}.{PUT_INDEX}",
     "torch.autograd.profiler._is_profiler_enabled",
 )
 
@@ -279,7 +264,6 @@ RENAMED = (
     [
         (TORCH, "", "torch.utils.data.dataloader.DataLoader"),  # all names are missing
         (TORCH, "_MultiProcessingDataLoaderIter", "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"),
-        (TORCH, "_BaseDataLoaderIter", "torch.utils.data.dataloader._BaseDataLoaderIter"),
         (TORCH, "_rebuild_tensor_v2", "torch._utils._rebuild_tensor_v2"),
         *((TORCH, name, name) for name in RENAMED),
         (TORCHDATA, "", f"{STATEFUL}.StatefulDataLoader"),

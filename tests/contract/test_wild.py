@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils import collate
 
-from tests.contract.datasets import Made, row
+from tests.contract.datasets import Made, Raise, row
 from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import Miss
 from tests.contract.watching import TORCH, LoaderClass, assert_as_torch
@@ -21,29 +21,18 @@ from tests.waiting import wait_until
 
 NUM_BATCHES = 12  # more than there are slots, so that some travel in a free one
 SHARED = row(5).share_memory_()
+SMALL = SHARED[0, :9]
 
 
 def fixed(index: int) -> tuple[torch.Tensor, ...]:
-    """Return a large and a small tensor on the host, whatever the default device is."""
     return torch.full((64, 64), float(index), device="cpu"), torch.full((9,), float(index), device="cpu")
 
 
-def use_meta(_worker: int) -> None:
-    """Change the default device in a worker."""
-    torch.set_default_device("meta")
-
-
 def refuse_slots(_worker: int) -> None:
-    """Let the kernel refuse this worker memory for slots."""
-
-    def refuse(_name: str, _flags: int) -> int:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    os.memfd_create = refuse  # type: ignore[assignment] # in this worker only
+    os.memfd_create = Raise(OSError, (errno.ENOMEM, "no memory"))  # in this worker only
 
 
 def stats_of(loader: Any) -> Any:
-    """Run an epoch that keeps no batch, and return the statistics."""
     for _ in loader:
         pass
     return loader.stats()
@@ -69,43 +58,24 @@ def test_users_collate_function_that_calls_torchs_own(own_class: LoaderClass, mo
     assert stats_of(own_class(Made(row), batch_size=2, num_workers=1)).hits > 0
 
 
-class TestHits:
-    """`hits` counts only batches whose large tensors all traveled in slots."""
-
-    @pytest.mark.parametrize(
-        ("make", "reason"),
-        [
-            (lambda index: (row(index), SHARED), Miss.SHARED),
-            (lambda index: (row(index), row(index).requires_grad_()), Miss.UNSUPPORTED),
-        ],
-    )
-    def test_a_large_tensor_outside(self, own_class: LoaderClass, make: Any, reason: Miss) -> None:
-        """A large tensor that is sent outside the slots makes its batch a miss."""
-        stats = stats_of(own_class(Made(make), batch_size=2, num_workers=1, collate_fn=list))
-        assert stats.hits == 0
-        assert reason in stats.misses
-
-    @pytest.mark.parametrize("collate_fn", [None, list])
-    def test_slots_turned_off(self, own_class: LoaderClass, collate_fn: Any) -> None:
-        """Without slots that is the reason, although torch's collation puts batches into shared memory."""
-        options: dict[str, Any] = {"collate_fn": collate_fn, "pinned_budget": 0}
-        loader = own_class(Made(row), batch_size=2, num_workers=1, **options)
-        assert stats_of(loader).misses == {Miss.NO_SLOTS: NUM_BATCHES}
-
-    def test_no_memory_for_slots(self, own_class: LoaderClass) -> None:
-        """If the kernel refuses memory for slots that is the reason, too."""
-        loader = own_class(Made(row), batch_size=2, num_workers=1, worker_init_fn=refuse_slots)
-        assert stats_of(loader).misses == {Miss.NO_MEMORY: NUM_BATCHES}
-
-    def test_a_small_tensor_outside(self, own_class: LoaderClass) -> None:
-        """A small tensor outside the slots, or one without memory, does not."""
-        small = SHARED[0, :9]
-        dataset = Made(
-            lambda index: (row(index), small, torch.ones(3).requires_grad_(), torch.empty(99, device="meta"))
-        )
-        stats = stats_of(own_class(dataset, batch_size=2, num_workers=1, collate_fn=list))
-        assert stats.hits > 0
-        assert stats.notes == ()
+@pytest.mark.parametrize(
+    ("make", "options", "reason"),
+    [
+        (lambda index: (row(index), SHARED), {}, Miss.SHARED),
+        (lambda index: (row(index), row(index).requires_grad_()), {}, Miss.UNSUPPORTED),
+        (row, {"pinned_budget": 0}, Miss.NO_SLOTS),
+        # although torch's collation puts batches into shared memory
+        (row, {"pinned_budget": 0, "collate_fn": default_collate}, Miss.NO_SLOTS),
+        (row, {"worker_init_fn": refuse_slots, "collate_fn": default_collate}, Miss.NO_MEMORY),
+        (lambda index: (row(index), SMALL, SMALL.clone().requires_grad_(), SMALL.to("meta")), {}, None),
+    ],
+)
+def test_hits(own_class: LoaderClass, make: Any, options: dict[str, Any], reason: Miss | None) -> None:
+    """`hits` counts only batches whose large tensors all traveled in slots; small ones, or without memory, may not."""
+    stats = stats_of(own_class(Made(make), 2, num_workers=1, **{"collate_fn": list, **options}))
+    assert stats.misses == ({reason: NUM_BATCHES} if reason else {})
+    assert (stats.hits == 0) == (reason is not None)
+    assert reason or stats.notes == ()
 
 
 @pytest.mark.parametrize("collate_fn", [default_collate, list])
@@ -113,7 +83,7 @@ def test_another_default_device(own_class: LoaderClass, collate_fn: Any) -> None
     """With another default device, in the rank and in its workers, batches made on the host stay there."""
     seen = []
     for kind in (own_class, TORCH):
-        options: dict[str, Any] = {"num_workers": 1, "worker_init_fn": use_meta}
+        options: dict[str, Any] = {"num_workers": 1, "worker_init_fn": lambda _: torch.set_default_device("meta")}
         # torch's own __init__ of an iterator fails under "meta"
         iterator = iter(kind(Made(fixed), batch_size=2, collate_fn=collate_fn, **options))
         torch.set_default_device("meta")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def hoarding() -> Callable[[list[Any]], Any]:
-    """Return a collate function that keeps batches in the worker, and returns each with the one three before it."""
     kept: list[Any] = []
 
     def collate(rows: list[Any]) -> Any:
@@ -33,7 +32,6 @@ def hoarding() -> Callable[[list[Any]], Any]:
 
 
 def viewing() -> Callable[[list[Any]], Any]:
-    """Return a collate function that returns each batch with the same two rows of the first one."""
     kept: list[torch.Tensor] = []
 
     def collate(rows: list[Any]) -> Any:
@@ -45,12 +43,10 @@ def viewing() -> Callable[[list[Any]], Any]:
 
 
 def dropping(rows: list[Any]) -> Any:
-    """Collate three times and return one of the results."""
     return [default_collate(rows) for _ in range(3)][1]
 
 
 def beside_shared(rows: list[Any]) -> Any:
-    """Return a batch and a tensor in torch's shared memory."""
     return default_collate(rows) | {"shared": row(1).share_memory_()}
 
 
@@ -110,13 +106,10 @@ def test_a_child_of_a_worker_that_collates(loader_class: LoaderClass) -> None:
 
 
 class Logging:
-    """A collate function whose forked child compares a batch with its values much later."""
-
     def __init__(self) -> None:
         self.num_calls = self.child = self.go = 0
 
     def __call__(self, rows: list[Any]) -> Any:
-        """Return a batch, and the child's exit status once 12 more were made."""
         self.num_calls += 1
         batch = default_collate([each["x"] for each in rows])
         if self.num_calls == 8:
@@ -128,7 +121,6 @@ class Logging:
 
 
 def compare_later(batch: torch.Tensor) -> tuple[int, int]:
-    """Fork a child that compares a batch with a copy once the descriptor is closed; status 0: it is the same."""
     before = batch.clone()
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -170,12 +162,6 @@ def test_a_dataset_that_keeps_collated_samples_keeps_no_slots() -> None:
         assert loader.stats().bytes == 16 * 4 * 8 * 1024 * 4
 
 
-def collated(index: int) -> torch.Tensor:
-    """Return what a collate inside a sample makes."""
-    made: torch.Tensor = default_collate([torch.full((4096,), float(index)) for _ in range(2)])
-    return made
-
-
 def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
     own_class: LoaderClass, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +171,7 @@ def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
         return keep(index), num_mapped()
 
     inherited = num_mapped()
-    keep = cached(collated, 60)
+    keep = cached(lambda index: default_collate([torch.full((4096,), float(index))] * 2), 60)
     loader = own_class(Made(make, 120), batch_size=None, num_workers=1)
     mapped = []
     for number, (batch, num) in enumerate(loader):
@@ -196,32 +182,3 @@ def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
     assert (stats.hits, stats.misses, stats.bytes) == (120, {}, 120 * 2 * 4096 * 4)
     assert stats.slots_made <= MOST_KEPT + 8
     assert capfd.readouterr().err.count("your dataset or collate_fn keeps batch memory") == 1
-
-
-class Remembers(torch.utils.data.Dataset[Any]):
-    """A dataset that the loop gives a batch to keep; each sample says whether the worker still has it unchanged."""
-
-    batch: torch.Tensor | None = None
-    copy: torch.Tensor | None = None
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return 32
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, bool]:
-        """Return a sample of 256 KiB, and whether the kept batch is as it was."""
-        is_same = self.batch is None or self.copy is None or torch.equal(self.batch, self.copy)
-        return torch.full((1 << 16,), float(index)), is_same
-
-
-@pytest.mark.parametrize("loader_class", [numapin.DataLoader, TORCH])
-def test_a_batch_that_the_loop_gave_to_the_dataset(loader_class: LoaderClass) -> None:
-    """Workers that are forked later have it, and it stays as it was there when the loop has let go of it."""
-    dataset = Remembers()
-    loader = loader_class(dataset, batch_size=2, num_workers=1, multiprocessing_context="fork")
-    for batch, _ in loader:
-        dataset.batch, dataset.copy = batch, batch.clone()
-    del batch
-    for _, is_same in loader:
-        assert bool(is_same.all())
-        dataset.batch = None

@@ -1,17 +1,19 @@
-"""Batches of every kind equal torch's, whether they can travel in slots or not."""
+"""Batches of every kind equal torch's, whether they can travel in slots or not; and the comparisons have teeth."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.contract.datasets import Made
-from tests.contract.describe import assert_same
+from tests.contract.datasets import Made, row
+from tests.contract.describe import assert_same, describe
 from tests.contract.fuzzed import run_epoch
 from tests.contract.seam import Miss
-from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, reused, watch
-from tests.contract.zoo import KINDS, ROUNDS, TORCHS_WAY, from_zoo, of_each_kind
+from tests.contract.watching import TORCH, Failure, LoaderClass, Seen, assert_same_seen, reused, watch
+from tests.contract.zoo import KINDS, ROUNDS, TORCHS_WAY, Pair, Tagged, from_zoo, of_each_kind
 
 # Warnings of torch's kernels about new layouts, once per process.
 pytestmark = [
@@ -21,10 +23,7 @@ pytestmark = [
 
 
 def test_a_batch_of_each_kind(loader_class: LoaderClass) -> None:
-    """Values, dtypes, strides, classes, identity and sharing of storages equal torch's for each batch.
-
-    They travel in slots that are used again, but for those that only torch can send.
-    """
+    """Values, types, identity and sharing equal torch's; all but what only torch can send is in slots used again."""
     theirs, _ = of_each_kind(TORCH)
     ours, loader = of_each_kind(loader_class)
     for kind in KINDS:
@@ -55,3 +54,49 @@ def test_all_kinds_in_turn(loader_class: LoaderClass, method: str | None) -> Non
 def test_random_batches() -> None:
     """Batches of random parts arrive as they were made; `python -m tests.contract.fuzzed` checks more of them."""
     assert run_epoch(4, 0, 150) > 0
+
+
+X = row(1)
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "a value": (X, X + 1),
+    "a dtype": (X, X.double()),
+    "a shape": (X, X.view(-1)),
+    "strides": (X.t(), X.t().contiguous()),
+    "a gradient": (X, X.clone().requires_grad_()),
+    "a class": (X, X.clone().as_subclass(Tagged)),
+    "a container": ((X, 1), [X, 1]),
+    "a named tuple": (Pair(X, 1), (X, 1)),
+    "the order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "identity": ([X, X], [X, X.clone()]),
+    "a shared storage": ([X, X[3:]], [X, X[3:].clone()]),
+    "an overlap": ([X.clone(), X.clone()], [X[:3], X[2:5]]),
+    "an array that may be written": (np.zeros(3), np.broadcast_to(np.zeros(1), 3)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_batch_is_noticed(what: str) -> None:
+    """A batch that differs in one way is not the same."""
+    theirs, ours = map(describe, OTHERS[what])
+    assert_same(theirs, theirs)
+    with pytest.raises(AssertionError):
+        assert_same(ours, theirs)
+
+
+def test_other_epochs_are_noticed() -> None:
+    """Epochs that differ in their batches, their order, errors, warnings or random draws are not the same."""
+    seen = watch(lambda: TORCH(range(6), batch_size=2))  # type: ignore[arg-type]
+    assert_same_seen(seen, seen)
+    (batches,) = seen.epochs
+    failure = Failure(kind=ValueError, text="an error")
+    others: list[dict[str, Any]] = [
+        {"epochs": (batches[:-1],)},
+        {"epochs": (batches[::-1],)},
+        {"epochs": ((failure, *batches[1:]),)},
+        {"epochs": (batches, batches)},
+        {"warnings": ("UserWarning: this loader is fast",)},
+        {"random_states": seen.random_states[::-1]},
+    ]
+    for other in others:
+        with pytest.raises((AssertionError, ValueError)):
+            assert_same_seen(replace(seen, **other), seen)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import random
 import re
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -57,6 +57,8 @@ def watch(make: Callable[[], DataLoader[Any]], epochs: Epochs = (None,)) -> Seen
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loader = make()
+        with suppress(TypeError):  # no length; with one, torch warns of more batches
+            len(loader)
         states, seen = [_random_state(loader)], []
         for limit in epochs:
             iterator = iter(loader)
@@ -117,7 +119,6 @@ def assert_as_torch(
     *,
     ordered: bool = True,
 ) -> Seen:
-    """Fail unless the loader and torch's look the same with the same arguments; return what torch's looked like."""
     theirs = watch(lambda: TORCH(**arguments()), epochs)
     ours = watch(lambda: loader_class(**arguments()), epochs)
     assert_same_seen(ours, theirs, ordered=ordered)
@@ -125,7 +126,6 @@ def assert_as_torch(
 
 
 def assert_same_seen(ours: Seen, theirs: Seen, *, ordered: bool = True) -> None:
-    """Fail unless two loaders looked the same."""
     assert ours.warnings == theirs.warnings
     for mine, torchs in zip(ours.epochs, theirs.epochs, strict=True):
         assert _failures(mine) == _failures(torchs)
@@ -148,7 +148,6 @@ def hits(loader: DataLoader[Any]) -> int | None:
 
 
 def reused(loader: DataLoader[Any]) -> int | None:
-    """Return how many batches came in slots that had been used before; None for a loader without slots."""
     stats: Any = getattr(loader, "stats", None)
     return None if stats is None else int(stats().hits - stats().slots_made)
 
@@ -159,7 +158,6 @@ def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hit
 
 
 def first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> Iterator[Any]:
-    """Yield these batches, one after the other."""
     yield next(iterator)  # spawned workers take seconds to start
     end = time.monotonic() + _PATIENCE_S
     while (through := hits(loader)) is not None and through < num_hits:
@@ -167,8 +165,3 @@ def first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: in
         yield next(iterator)
     if through is None:
         yield from itertools.islice(iterator, 7)
-
-
-def settle() -> None:
-    """Release everything that only cycles keep alive."""
-    gc.collect()

@@ -6,12 +6,12 @@ import enum
 import warnings
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils import collate
 
 from tests.contract.datasets import Made, row
@@ -20,59 +20,41 @@ from tests.contract.describe import Described, describe
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.utils.data import DataLoader
-
     from tests.contract.watching import LoaderClass
 
-TORCHS_MAP = dict(collate.default_collate_fn_map)
+TORCHS_MAP = dict(collate.default_collate_fn_map)  # copied before the workers start
 ROW: torch.Tensor = row(3)
+RECORD = [("number", "<i8"), ("share", "<f4"), ("name", "<U3")]
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - the untyped kind is one more kind
-
-
-class Typed(NamedTuple):
-    """A named tuple with types."""
-
-    image: torch.Tensor
-    label: int
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A frozen dataclass with slots."""
-
     image: torch.Tensor
     name: str
 
 
 @dataclass
 class Graph:
-    """A dataclass with a dict and a class attribute."""
-
     nodes: torch.Tensor
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Pinnable:
-    """A user's class that can pin itself."""
-
     def __init__(self, data: torch.Tensor) -> None:
         self.data, self.pinned = data, False
 
     def pin_memory(self) -> Pinnable:
-        """Return a pinned copy, marked."""
         pinned = Pinnable(self.data.pin_memory())
         pinned.pinned = True
         return pinned
 
 
 class Remade:
-    """A class that pickles through __reduce__, with tensors among the arguments."""
-
     def __init__(self, *parts: torch.Tensor) -> None:
         self.parts = parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a call with the parts."""
         return Remade, self.parts
 
 
@@ -80,10 +62,7 @@ class Tagged(torch.Tensor):
     """A tensor subclass."""
 
 
-class Color(enum.Enum):
-    """An enumeration."""
-
-    RED = 1
+Color = enum.Enum("Color", "RED")
 
 
 class Pages(UserDict[str, Any]):
@@ -97,7 +76,6 @@ class Wrapped(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and choose the class of its result."""
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
             is_tensor = isinstance(out, torch.Tensor)
@@ -105,39 +83,17 @@ class Wrapped(torch.Tensor):
 
 
 class Named(torch.Tensor):
-    """A tensor whose stack is of its own class, with an attribute."""
-
     name: str
 
 
-@dataclass
-class Annotated:
-    """A user's class around arrays and tensors."""
-
-    image: torch.Tensor
-    rest: dict[str, Any]
-
-
 def wrapped(index: int) -> torch.Tensor:
-    """Return a tensor of the first class."""
     return row(index).as_subclass(Wrapped)
 
 
 def named(index: int) -> torch.Tensor:
-    """Return a tensor of the second class, with an attribute that holds a tensor."""
     tensor = row(index).as_subclass(Named)
     tensor.__dict__["boxes"] = row(index, (50, 4))
     return tensor
-
-
-def pad_by_own_map(batch: Any) -> object:
-    """Collate with torch's function and the user's own map."""
-    return collate.collate(batch, collate_fn_map={torch.Tensor: pad})
-
-
-def stack_by_own_map(batch: Any) -> object:
-    """Collate with a copy of torch's own map, made before the workers started."""
-    return collate.collate(batch, collate_fn_map=TORCHS_MAP)
 
 
 def stack_into_shared(batch: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -156,24 +112,20 @@ def read_only(index: int, dtype: str = "<f8", size: int = 5000) -> np.ndarray[An
 
 
 def ragged(index: int) -> torch.Tensor:
-    """Return a tensor whose length depends on the index."""
     return row(index, (3000 + index,))
 
 
 def pad(batch: Sequence[torch.Tensor], *, collate_fn_map: object = None) -> torch.Tensor:
-    """Collate tensors of different lengths."""
     del collate_fn_map
     return pad_sequence(list(batch), batch_first=True)
 
 
 def views(k: int) -> dict[str, torch.Tensor]:
-    """Return views that share one storage, some of them with bytes in common."""
     base = row(k, (64, 128))
     return {"base": base, "first": base[:32], "second": base[32:], "columns": base[:, 3:9], "turned": base.t()}
 
 
 def sparse(k: int) -> torch.Tensor:
-    """Return a sparse matrix of 2,000 uncoalesced values."""
     indices = torch.stack([torch.arange(2000) % 50, torch.arange(2000) % 70])
     return torch.sparse_coo_tensor(indices, torch.arange(2000.0) + k, (50, 70))
 
@@ -198,19 +150,8 @@ def tagged(k: int) -> torch.Tensor:
     return tensor
 
 
-def structured(k: int) -> np.ndarray[Any, Any]:
-    """Return a NumPy array of records."""
-    return np.array([(k, 0.5, "a")] * 900, dtype=[("number", "<i8"), ("share", "<f4"), ("name", "<U3")])
-
-
 def typed(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
-    """Return a function that makes 20,000 elements of a dtype."""
     return lambda k: (torch.arange(20000) % 90 + k % 7).to(dtype)
-
-
-def twice(k: int) -> list[torch.Tensor]:
-    """Return one tensor twice, and an equal one."""
-    return [tensor := row(k), tensor, row(k)]
 
 
 _DTYPES = (
@@ -236,7 +177,7 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "views": views,
     "views-only": lambda k: (views(k)["second"], views(k)["columns"]),
     "bitcast-views": lambda k: [tensor := row(k), tensor.view(torch.int32), tensor.view(torch.uint8)],
-    "twice": twice,
+    "twice": lambda k: [tensor := row(k), tensor, row(k)],
     "diagonal": lambda k: row(k, (200, 200)).diagonal(),
     # Kinds of tensors
     "leaf-with-gradient": leaf,
@@ -256,7 +197,6 @@ ZOO: dict[str, Callable[[int], Any]] = {
     # Containers
     "tuple": lambda k: (row(k), k),
     "named-tuple": lambda k: Pair(row(k), row(k + 1)),
-    "typed-tuple": lambda k: Typed(row(k), k),
     "frozen-dataclass": lambda k: Frozen(row(k), f"row {k}"),
     "dataclass": lambda k: Graph(row(k), {"edges": row(k, (2, 5000)), "deep": [{"er": (row(k),)}]}),
     "pinnable": lambda k: Pinnable(row(k)),
@@ -265,6 +205,7 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "default-dict": lambda k: defaultdict(list, {"rows": [row(k)]}),
     "user-dict": lambda k: Pages(x=row(k)),
     "odd-keys": lambda k: {k: row(k), (1, "two"): row(k), None: 3, Color.RED: row(k)},
+    "memory-in-keys": lambda k: {("a", row(k)): row(k + 1), ("b", row(k + 2)): row(k + 3)},
     "sixty-tensors": lambda k: {f"field {i}": row(k + i, (1024,)) for i in range(60)},
     "sixty-small-tensors": lambda k: [row(k + i, (9,)) for i in range(60)],
     "large-beside-small": lambda k: {"large": row(k, (512, 512)), "small": row(k, (3,)), "k": k},
@@ -278,7 +219,7 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "numpy": lambda k: np.arange(5000.0) + k,
     "numpy-fortran": lambda k: np.asfortranarray(np.arange(6000.0).reshape(60, 100) + k),
     "numpy-read-only": lambda k: np.broadcast_to(np.arange(100.0) + k, (50, 100)),
-    "numpy-structured": structured,
+    "numpy-structured": lambda k: np.array([(k, 0.5, "a")] * 900, dtype=RECORD),
     "numpy-objects": lambda k: np.array([k, "text", None], dtype=object),
     "numpy-of-tensor": lambda k: {"array": row(k).numpy(), "tensor": row(k)},
 }
@@ -287,13 +228,13 @@ COLLATED: dict[str, Callable[[int], Any]] = {
     "wrapped": wrapped,
     "named-stacked": lambda k: default_collate([named(k), named(k + 1)]),
     "named": named,
-    "own-map": lambda k: pad_by_own_map([ragged(k), ragged(k + 1)]),
-    "copied-map": lambda k: stack_by_own_map([row(k), row(k + 1)]),
+    "own-map": lambda k: collate.collate([ragged(k), ragged(k + 1)], collate_fn_map={torch.Tensor: pad}),
+    "copied-map": lambda k: collate.collate([row(k), row(k + 1)], collate_fn_map=TORCHS_MAP),
     "into-shared-memory": lambda k: stack_into_shared([row(k), row(k + 1)]),
     "the-same-each-time": lambda _: [ROW, ROW],
     "many-tiny": lambda k: [torch.tensor(k + n) for n in range(50)],
     "small-stacked": lambda k: default_collate([k, k + 1]),
-    "inside-objects": lambda k: Annotated(row(k), {"mask": read_only(k)}),
+    "inside-objects": lambda k: Graph(row(k), {"mask": read_only(k)}),
     "long-texts-and-labels": lambda k: {"text": f"{k} " * 30_000, "label": torch.tensor(k)},
     "numpy-read-only-stacked": lambda k: default_collate([read_only(k), read_only(k + 1)]),
     "numpy-read-only-fortran": lambda k: read_only(k).reshape(50, 100).T,
@@ -320,12 +261,10 @@ TORCHS_WAY = frozenset(
 
 
 def from_zoo(indices: list[int]) -> Any:
-    """Collate to the kind of batch that the first index selects; indices cycle through all kinds."""
     return ALL[KINDS[indices[0] % len(KINDS)]](indices[0])
 
 
 def of_each_kind(loader_class: LoaderClass) -> tuple[dict[str, list[Described]], DataLoader[Any]]:
-    """Return the descriptions of a loader's batches by kind, and the loader, which has delivered them all."""
     loader = loader_class(Made(size=ROUNDS * len(KINDS), pause_s=0.001), collate_fn=from_zoo, num_workers=1)
     batches = [describe(batch) for batch in loader]
     return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}, loader

@@ -26,7 +26,6 @@ _FLAGS: Final = ("-std=gnu99", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-
 
 
 def compiler() -> str | None:
-    """Return the C compiler on PATH, or None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
@@ -63,8 +62,6 @@ def installed(library: Path) -> Iterator[FakeCuda]:
 
 
 class FakeStream:
-    """A stream of the fake, with what numapin reads of torch's."""
-
     stream_id, device_index, device_type, cuda_stream = 1, 0, 1, 7
 
     def __init__(self, device: object = None) -> None:
@@ -175,16 +172,13 @@ class FakeCuda:
         return {**os.environ, **steered, "LD_LIBRARY_PATH": path}
 
     def reset(self) -> None:
-        """Reset registrations, counts, numbers and cuInit. Existing handles become invalid."""
         self._loaded.fake_cuda_reset()
 
     def set(self, **numbers: int) -> None:
-        """Set numbers by name; `fake_cuda.c` lists them."""
         for name, value in numbers.items():
             self._loaded.fake_cuda_set(name.encode(), ctypes.c_long(value))
 
     def get(self, name: str) -> int:
-        """Return a number by name."""
         ask = self._loaded.fake_cuda_get
         ask.restype = ctypes.c_long
         return int(ask(name.encode()))
@@ -198,11 +192,9 @@ class FakeCuda:
         self._loaded.fake_cuda_allocate()
 
     def is_registered(self, address: int) -> bool:
-        """Return whether a byte is registered."""
         return bool(self._loaded.fake_cuda_is_registered(ctypes.c_void_p(address)))
 
     def registered_bytes(self) -> int:
-        """Return the number of registered bytes."""
         return self.get("registered_bytes")
 
     def hold_events(self) -> None:
@@ -210,7 +202,6 @@ class FakeCuda:
         self.set(hold_events=1, passed=self.get("recorded"))
 
     def pass_events(self) -> None:
-        """Complete all events recorded so far."""
         self.set(passed=self.get("recorded"))
 
     def begin_capture(self) -> None:
@@ -218,15 +209,12 @@ class FakeCuda:
         self.set(capturing=1)
 
     def end_capture(self) -> None:
-        """End the capture."""
         self.set(capturing=0)
 
     def invalidated(self) -> int:
-        """Return the number of invalidated captures."""
         return self.get("invalidated")
 
     def depth(self) -> int:
-        """Return the number of contexts that the calling thread has pushed."""
         return int(self._loaded.fake_cuda_depth())
 
     def mode(self) -> int:

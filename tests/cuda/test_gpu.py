@@ -42,7 +42,6 @@ except RuntimeError:
 
 @pytest.fixture
 def driver() -> Driver:
-    """Return the real driver, with torch's context active on device 0."""
     torch.ones(1, device="cuda:0")
     found = cuda.driver()
     assert found is not None
@@ -51,7 +50,6 @@ def driver() -> Driver:
 
 @pytest.fixture
 def memory() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return whole pages of anonymous memory, already faulted in."""
     array = np.frombuffer(mmap.mmap(-1, NUM_BYTES), dtype=np.uint8)
     array[:] = 1
     return array
@@ -150,7 +148,6 @@ def test_no_context_stays_current(driver: Driver) -> None:
 
 
 def assert_runs_on(device: int) -> None:
-    """Fail unless a kernel runs on a device by default."""
     assert torch.ones(8, device="cuda").sum().device == torch.device("cuda", device)
 
 

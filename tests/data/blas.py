@@ -19,7 +19,6 @@ _MATRIX = np.random.default_rng(0).random((500, 500))
 
 
 def _busy_ns() -> dict[str, int]:
-    """Return the CPU time of each thread of this process."""
     return {path.name: int((path / "schedstat").read_text().split()[0]) for path in Path("/proc/self/task").iterdir()}
 
 
@@ -30,11 +29,9 @@ class Products(Dataset[Any]):
     """
 
     def __len__(self) -> int:
-        """Return the number of items."""
         return 1
 
     def __getitem__(self, _index: int) -> Any:
-        """Multiply for 0.1 s of this process's CPU time."""
         before = _busy_ns()
         until_s = time.process_time() + 0.1
         while time.process_time() < until_s:
@@ -49,7 +46,6 @@ def _own_number(_worker: int) -> None:
 
 
 def main() -> None:
-    """Multiply here, then in workers."""
     Products()[0]
     runs: list[tuple[str, type[DataLoader[Any]], dict[str, Any]]] = [
         ("torch", DataLoader, {}),

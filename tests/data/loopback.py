@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import os
+import traceback
+import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.data.seam import (
-    NO_SLOT,
-    CpuSet,
-    HandedDown,
-    Head,
-    Lender,
-    Locality,
-    Packer,
-    Parcel,
-    Pool,
-    PoolSpec,
-    WorkerSlots,
-    cuda,
-    decode,
-)
+import torch
+
+from tests.contract.describe import describe
+from tests.data import seam
+from tests.data.seam import cuda, decode
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.data.seam import Copier
-
-WAIT_S: Final = 20
-ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")
+    from collections.abc import Callable, Iterator
 
 
-def make_spec(told: list[str] | None = None, **changes: Any) -> PoolSpec:
-    """Return the properties of a pool for one worker, in memory that only this process reads."""
+WAIT_S: Final = 120
+BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page
+ANYWHERE: Final = seam.Locality(
+    nodes=seam.CpuSet(), cpus=seam.CpuSet(), memory=None, num_machine_nodes=1, reason="a test"
+)
+
+
+def make_spec(told: list[str] | None = None, **changes: Any) -> seam.PoolSpec:
     told = [] if told is None else told
-    spec = PoolSpec(
+    spec = seam.PoolSpec(
         num_workers=1,
         prefetch=2,
         locality=ANYWHERE,
@@ -58,33 +51,40 @@ def gpu() -> dict[str, Any]:
     return {"driver": driver, "reader": lambda: driver}
 
 
-def make_head(**changes: Any) -> Head:
-    """Return the head of a batch that has nothing in memory."""
+def make_head(**changes: Any) -> seam.Head:
     none = dict.fromkeys(("number", "worker", "slot_bytes", "made_bytes", "num_bytes", "wanted_bytes"), 0)
-    return Head(**{**none, "slot": NO_SLOT, "miss": None, "storages": (), "buffers": (), **changes})
+    return seam.Head(**{**none, "slot": seam.NO_SLOT, "miss": None, "storages": (), "buffers": (), **changes})
+
+
+def make_slot(number: int) -> seam.Slot:
+    """Return a slot without memory."""
+    return seam.Slot(number=number, fd=None, num_bytes=0, address=0, owner=torch.empty(0), worker=0)
 
 
 class Loopback:
     """A pool, and its workers' ends. A worker gets a task with the first call that concerns its next batch."""
 
-    def __init__(self, pool: Pool, *, pins: bool = False, moves: bool = False) -> None:
+    def __init__(self, pool: seam.Pool, *, pins: bool = False, moves: bool = False) -> None:
         self.pool = pool
         self._is_busy = [False] * pool.spec.num_workers
         self._pins, self._moves = pins, moves
         self.start_workers()
 
     def start_workers(self) -> None:
-        """Replace the workers by new ones."""
         serial = self.pool.next_serial()
         num_workers = self.pool.spec.num_workers
         self.workers = []
         for n in range(num_workers):
             files = [(number, num_bytes, os.dup(fd)) for number, num_bytes, fd in self.pool.files_of(n)]
-            mapped = HandedDown(partial(list, files)).map()
-            self.workers.append(WorkerSlots(self.pool.arrivals, self.pool.spec.locality, mapped, serial=serial + n))
-        self.packers = [Packer(own, worker=n, pins=self._pins, moves=self._moves) for n, own in enumerate(self.workers)]
+            mapped = seam.HandedDown(partial(list, files)).map()
+            self.workers.append(
+                seam.WorkerSlots(self.pool.arrivals, self.pool.spec.locality, mapped, serial=serial + n)
+            )
+        self.packers = [
+            seam.Packer(own, worker=n, pins=self._pins, moves=self._moves) for n, own in enumerate(self.workers)
+        ]
 
-    def begin(self, worker: int = 0) -> Packer:
+    def begin(self, worker: int = 0) -> seam.Packer:
         """Give a worker a task, unless it has one, and return its packer."""
         if not self._is_busy[worker]:
             self._is_busy[worker] = True
@@ -93,74 +93,98 @@ class Loopback:
         return self.packers[worker]
 
     def pack(self, batch: object, worker: int = 0) -> bytes:
-        """Return the message for a batch."""
         packer = self.begin(worker)
         self._is_busy[worker] = False
         return packer.pack(0, batch)
 
-    def post(self, batch: object, worker: int = 0) -> tuple[Head, bytes]:
-        """Pack a batch, and return what arrives."""
+    def post(self, batch: object, worker: int = 0) -> tuple[seam.Head, bytes]:
         head, body = decode(self.pack(batch, worker))
         assert head is not None
         return head, body
 
-    def send(self, batch: object, worker: int = 0) -> Parcel:
-        """Return the parcel of a batch, as the rank has it."""
+    def send(self, batch: object, worker: int = 0) -> seam.Parcel:
         head, body = self.post(batch, worker)
         view, slot = self.pool.lend(head)
-        return Parcel(head, body, view, slot)
+        return seam.Parcel(head, body, view, slot)
 
     def settle(self) -> None:
-        """Wait until no slot is being checked and pinned."""
-
         def is_idle() -> bool:
             self.pool.reclaim()
             return all(slot.is_settled for slot in self.pool.slots)
 
         assert wait_until(is_idle, limit_s=WAIT_S)
 
+    def pin(self, num_slots: int) -> None:
+        """Have slots for BATCH made, settled and free."""
+        while sum(slot.is_settled for slot in self.pool.slots) < num_slots:
+            kept = [lent(self, BATCH) for _ in range(num_slots)]
+            del kept
+            self.settle()
+
     def num_free(self) -> int:
-        """Return the number of slots that wait for a task."""
         self.pool.reclaim()
         return sum(len(free) for free in self.pool._free)
 
     def num_on_loan(self) -> int:
-        """Return the number of slots that the rank refers to, or that a copy may still read."""
         self.pool.reclaim()
         return sum(slot.lease is not None for slot in self.pool.slots)
-
-    def close(self) -> None:
-        """Close the pool."""
-        self.pool.close()
 
 
 @contextmanager
 def loopback(*, pins: bool = False, moves: bool = False, **changes: Any) -> Iterator[Loopback]:
-    """Make a pool without slots and its workers, and close it after the block."""
-    made = Loopback(Pool(make_spec(**changes)), pins=pins, moves=moves)
+    made = Loopback(seam.Pool(make_spec(**changes)), pins=pins, moves=moves)
     try:
         yield made
     finally:
-        made.close()
+        made.pool.close()
 
 
 def lent(loop: Loopback, batch: object, worker: int = 0) -> Any:
-    """Return a batch as the loop receives it: over its slot, or wherever it traveled."""
-    return batch_of(Lender(pins=False), loop.send(batch, worker))
+    return batch_of(seam.Lender(pins=False), loop.send(batch, worker))
 
 
-def batch_of(opener: Copier, parcel: Parcel) -> Any:
-    """Return a parcel's batch."""
+def batch_of(opener: seam.Copier, parcel: seam.Parcel) -> Any:
     return opener.open(parcel)
 
 
+def same(one: Any, other: Any) -> bool:
+    return describe(one).tree == describe(other).tree
+
+
+def ramp(*size: int) -> torch.Tensor:
+    return torch.arange(torch.Size(size).numel(), dtype=torch.float32).reshape(size)
+
+
+def in_slot(loop: Loopback, batch: Any) -> seam.Head:
+    """Assert that a batch travels in one slot as a whole and comes out unchanged; return its head."""
+    parcel = loop.send(batch)
+    for opener in (seam.Copier(pins=False), seam.Lender(pins=False)):
+        assert same(opener.open(parcel), batch)
+    head = parcel.head
+    assert (head.miss, head.slot >= 0) == (None, True)
+    return head
+
+
+def in_forked_child(check: Callable[[], bool]) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
+        pid = os.fork()
+    if not pid:
+        status = 2
+        try:
+            status = 0 if check() else 1
+        except BaseException:  # noqa: BLE001 - the status says it
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
+
+
 def num_mapped() -> int:
-    """Return the number of mappings of slots in this process."""
     return Path("/proc/self/maps").read_text(encoding="ascii").count("/memfd:numapin-slot")
 
 
 def num_open() -> int:
-    """Return the number of this process's descriptors of slots."""
     return len(slot_descriptors())
 
 
@@ -174,6 +198,5 @@ def slot_descriptors() -> list[int]:
     return found
 
 
-def held_bytes(pool: Pool) -> int:
-    """Return the memory that the kernel holds for the slots that may be used again."""
+def held_bytes(pool: seam.Pool) -> int:
     return sum(512 * os.fstat(slot.fd).st_blocks for slot in pool.slots if slot.fd is not None)

@@ -19,14 +19,12 @@ ENVIRON: Final = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignor
 
 @cache
 def forker() -> Forker:
-    """Return the process, which is started by the first call."""
     made = Forker(ENVIRON, ("torch.utils.data",))
     atexit.register(made.close)
     return made
 
 
 def run_script(folder: Path, text: str, arguments: Sequence[str] = ()) -> tuple[int, str, str]:
-    """Run a script; return its exit status, its output and what it wrote to stderr. It ends as Python does."""
     path = folder / "script.py"
     path.write_text(text)
     command = CommandLine(module=str(path), arguments=arguments, environ=ENVIRON, cwd=str(folder))

@@ -27,7 +27,6 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
-    """Give a new loader's data path, on an unknown machine."""
     made = DataPath(PathOptions())
     monkeypatch.setattr(made, "_locality", ANYWHERE)
     yield made
@@ -36,15 +35,12 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
 
 @pytest.fixture
 def loop() -> Iterator[Loopback]:
-    """Give a pool with one worker, whose slots only this process reads."""
     with loopback() as made:
         yield made
 
 
 @pytest.fixture
 def graphs(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replace torch's class of CUDA graphs by one that captures on the stand-in, and watch it."""
-
     class CUDAGraph:
         def __init__(self, *, fails: str = "") -> None:
             self.fails = fails

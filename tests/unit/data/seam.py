@@ -12,24 +12,12 @@ from numapin.data.casting import casts_of
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import HandedDown, Handover
 from numapin.data.locality import Locality, find_locality
-from numapin.data.message import (
-    DTYPES,
-    NO_GRANT,
-    NO_SLOT,
-    Grant,
-    Head,
-    Miss,
-    Parcel,
-    Report,
-    decode,
-    encode_plain,
-    unpack,
-)
+from numapin.data.message import DTYPES, NO_GRANT, NO_SLOT, Grant, Head, Miss, Report, decode, encode_plain, unpack
 from numapin.data.message import encode as message_encode
 from numapin.data.opening import Copier, Lender, _Copy, copied, is_small, small_runs
 from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots
 from numapin.data.path import DataPath, PathOptions
-from numapin.data.pinning import Settler, Settling, reclaimer
+from numapin.data.pinning import Reclaimer, Settler, Settling, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden
 from numapin.data.quarantine import Quarantine, capture_lock, is_capturing, watch_captures
 from numapin.data.queues import Channel, ResultQueue, TaskQueue

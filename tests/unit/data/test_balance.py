@@ -6,6 +6,7 @@ import heapq
 import itertools
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -33,7 +34,6 @@ class Simulation:
     most_waiting: int = 0
 
     def __post_init__(self) -> None:
-        """Start with idle workers."""
         self._chance = random.Random(1)  # noqa: S311 - a simulation
         self._queues: list[list[int]] = [[] for _ in self.task_s]
         self._running: list[tuple[float, int, int]] = []  # end, worker, task
@@ -41,7 +41,6 @@ class Simulation:
     def share_of_full_speed(
         self, choose: Callable[[], int], balance: Balance | None, *, num_tasks: int = 2000
     ) -> float:
-        """Return the loop's speed as a share of that of workers that never wait."""
         sent, taken, there = itertools.count(), 0, set[int]()
 
         def send() -> None:
@@ -73,14 +72,7 @@ class Simulation:
             heapq.heappush(self._running, (self.now_s + task_s, worker, self._queues[worker][0]))
 
 
-def in_turn(simulation: Simulation) -> float:
-    """Return the share of full speed with torch's order."""
-    turns = itertools.cycle(range(len(simulation.task_s)))
-    return simulation.share_of_full_speed(lambda: next(turns), None)
-
-
 def balanced(simulation: Simulation) -> float:
-    """Return the share of full speed with balance."""
     balance = Balance(len(simulation.task_s), clock=lambda: simulation.now_s)
     return simulation.share_of_full_speed(lambda: balance.choose([True] * len(simulation.task_s)), balance)
 
@@ -99,7 +91,8 @@ def test_a_slow_worker_does_not_set_the_pace(
     task_s: list[float], spread: float, at_least: float, torchs_at_most: float
 ) -> None:
     """The loop is nearly as fast as the workers together, where torch's turns are as slow as the slowest."""
-    assert in_turn(Simulation(task_s, spread=spread)) <= torchs_at_most
+    in_turn = partial(next, itertools.cycle(range(len(task_s))))
+    assert Simulation(task_s, spread=spread).share_of_full_speed(in_turn, None) <= torchs_at_most
     assert balanced(Simulation(task_s, spread=spread)) >= at_least
 
 
@@ -129,20 +122,15 @@ def test_a_worker_that_was_slow_once_is_used_again() -> None:
 
 
 def test_nothing_is_known_yet() -> None:
-    """The first tasks are handed out in turn, as torch does."""
+    """The first tasks are handed out in turn, as torch does, to active workers; if there is none, any is named."""
     balance = Balance(3)
     chosen = []
     for _ in range(6):
         chosen.append(balance.choose([True] * 3))
         balance.note_sent(chosen[-1])
     assert chosen == [0, 1, 2, 0, 1, 2]
-
-
-def test_an_ended_worker_gets_nothing() -> None:
-    """Only active workers are chosen, even if another one has fewer tasks; with none, any is named."""
-    balance = Balance(3)
     balance.note_sent(1)
-    assert {balance.choose([False, True, False]) for _ in range(4)} == {1}
+    assert {balance.choose([False, True, False]) for _ in range(4)} == {1}  # although others have fewer tasks
     assert balance.choose([False] * 3) in range(3)
 
 

@@ -1,19 +1,23 @@
-"""Messages between processes: bounded waits, and whole messages, whatever happens to a writer; tasks with slots."""
+"""Messages between processes: bounded waits, and whole messages; tasks with slots, and descriptors."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import queue
 import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.unit.data.seam import NO_GRANT, Channel, Grant, ResultQueue, TaskQueue, message_encode, packing
+from tests.contract.datasets import Raise
+from tests.unit.data import seam
+from tests.unit.data.seam import message_encode, packing
 from tests.unit.data.test_packing import HEAD
 from tests.waiting import wait_until
 
@@ -27,41 +31,30 @@ LARGE: Final = bytes(range(256)) * 4096  # 1 MiB: 16 times what a pipe holds
 
 
 @pytest.fixture
-def channel() -> Iterator[Channel]:
-    """Give a channel, closed after the test."""
-    made = Channel()
+def channel() -> Iterator[seam.Channel]:
+    made = seam.Channel()
     yield made
     made.close()
 
 
-def forked(work: Callable[[Channel], None], channel: Channel) -> BaseProcess:
-    """Start a process that writes to the channel and exits as a worker does, through multiprocessing."""
+def forked(work: Callable[[seam.Channel], object], channel: seam.Channel) -> BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=work, args=(channel,), daemon=True)
     process.start()
     return process
 
 
 def ended(process: BaseProcess) -> int | None:
-    """Wait for a process and return its exit code."""
     process.join(WAIT_S)
     return process.exitcode
 
 
-def read_all(channel: Channel, num_messages: int) -> list[bytes]:
-    """Return the next messages."""
-    return [channel.receive(WAIT_S) for _ in range(num_messages)]
-
-
 def what_is_open() -> tuple[int, int]:
-    """Return the number of descriptors and of threads of this process."""
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 class TestReceive:
-    """Waiting for a message."""
-
-    def test_without_a_message_it_is_empty_in_time(self, channel: Channel) -> None:
-        """It raises queue.Empty, as multiprocessing's queues do, and not too early; what is there needs no time."""
+    def test_without_a_message_it_is_empty_in_time(self, channel: seam.Channel) -> None:
+        """It raises queue.Empty, as multiprocessing's queues do, and not too early; half a message is none."""
         for timeout_s in (0, 0.05):
             began_s = time.monotonic()
             with pytest.raises(queue.Empty):
@@ -69,22 +62,19 @@ class TestReceive:
             assert time.monotonic() - began_s >= timeout_s
         channel.send(b"here")
         assert channel.receive(0) == b"here"
-
-    def test_half_a_message_is_none(self, channel: Channel) -> None:
-        """A large message that has arrived in part does not extend the wait."""
         channel.send(LARGE)
         channel._late.discard()  # type: ignore[union-attr] # what did not fit never comes
         with pytest.raises(queue.Empty):
             channel.receive(0.05)
 
-    def test_it_wakes_up_for_a_late_message(self, channel: Channel) -> None:
+    def test_it_wakes_up_for_a_late_message(self, channel: seam.Channel) -> None:
         """Without a timeout it waits for a message."""
         threading.Timer(0.1, channel.send, [b"late"]).start()
         assert channel.receive(None) == b"late"
 
     def test_it_waits_on_where_no_writer_is_left(self) -> None:
         """If the last writer ends, the timeout still holds, and the wait does not spin."""
-        channel = Channel()
+        channel = seam.Channel()
         channel._writer.close()
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
         with pytest.raises(queue.Empty):
@@ -94,7 +84,7 @@ class TestReceive:
         channel.close()
 
 
-def test_it_says_whether_anything_came(channel: Channel) -> None:
+def test_it_says_whether_anything_came(channel: seam.Channel) -> None:
     """Messages are received once, in order, however they are read; sending small ones costs no thread."""
     assert not channel.fill()
     channel.send(b"one")
@@ -103,13 +93,13 @@ def test_it_says_whether_anything_came(channel: Channel) -> None:
     assert channel.fill()
     assert not channel.fill()
     channel.send(b"three")
-    assert read_all(channel, 3) == [b"one", b"two", b"three"]
+    assert [channel.receive(WAIT_S) for _ in range(3)] == [b"one", b"two", b"three"]
     assert not channel.fill()
 
 
 def test_without_a_reader_messages_are_dropped() -> None:
     """A worker whose rank is gone continues to its own end, as with torch's queues."""
-    channel = Channel()
+    channel = seam.Channel()
     channel.send(LARGE)  # some of it waits in the thread
     channel._reader.close()
     channel.send(b"small")
@@ -121,31 +111,23 @@ def test_without_a_reader_messages_are_dropped() -> None:
     channel._writer.close()
 
 
-def _send_and_leave(channel: Channel) -> None:
-    channel.send(LARGE)
-
-
-def _cancel_and_leave(channel: Channel) -> None:
-    channel.send(LARGE)
-    channel.cancel_join_thread()
-
-
-def _cancel_first(channel: Channel) -> None:
-    channel.cancel_join_thread()
-    channel.send(LARGE)
-
-
-def test_a_process_that_ends_sends_all_first(channel: Channel) -> None:
+def test_a_process_that_ends_sends_all_first(channel: seam.Channel) -> None:
     """A process waits at exit until its messages are sent, as multiprocessing's queues do."""
-    process = forked(_send_and_leave, channel)
+    process = forked(lambda channel: channel.send(LARGE), channel)
     time.sleep(0.05)
     assert process.is_alive()
     assert channel.receive(WAIT_S) == LARGE
     assert ended(process) == 0
 
 
-@pytest.mark.parametrize("work", [_cancel_and_leave, _cancel_first])
-def test_a_process_need_not_wait(channel: Channel, work: Callable[[Channel], None]) -> None:
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda channel: (channel.send(LARGE), channel.cancel_join_thread()),
+        lambda channel: (channel.cancel_join_thread(), channel.send(LARGE)),
+    ],
+)
+def test_a_process_need_not_wait(channel: seam.Channel, work: Callable[[seam.Channel], object]) -> None:
     """After cancel_join_thread, called before or after the message, it ends without a reader."""
     assert ended(forked(work, channel)) == 0
     # It is for a process that is being started only, as multiprocessing's queues.
@@ -157,76 +139,142 @@ def test_a_closed_channel_leaves_no_descriptor_and_no_thread() -> None:
     """A hundred iterators that were left with full pipes leave no thread and no descriptor."""
     before = what_is_open()
     for _ in range(100):
-        channel = Channel()
+        channel = seam.Channel()
         channel.send(LARGE[: 2 * PIPE_BYTES])
         channel.close()
     assert wait_until(lambda: what_is_open() <= before, limit_s=WAIT_S), what_is_open()
 
 
-GRANT = Grant(7, expected_bytes=4096, forgotten=(3,))
+GRANT = seam.Grant(7, expected_bytes=4096, forgotten=(3,))
 
 
-class Worker:
-    """A packer that notes what came with its tasks."""
-
-    def __init__(self) -> None:
-        self.grants: list[Grant] = []
-
-    def accept(self, grant: Grant) -> None:
-        """Note a grant."""
-        self.grants.append(grant)
-
-
-@pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """Make this process a worker."""
-    made = Worker()
-    monkeypatch.setattr(packing, "own", made)
-    return made
-
-
-def test_a_task_brings_a_slot(worker: Worker) -> None:
-    """The worker accepts it when it reads the task."""
-    with closing(TaskQueue(lambda: GRANT)) as queue:
+def test_a_task_brings_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker accepts it as it reads the task; the end of an epoch brings none, nor does a task without a pool."""
+    grants: list[seam.Grant] = []
+    monkeypatch.setattr(packing, "own", SimpleNamespace(accept=grants.append))
+    with closing(seam.TaskQueue(lambda: GRANT)) as queue, closing(seam.TaskQueue(None)) as without:
         queue.put((5, [1, 2, 3]))
-        assert queue.get(1) == (5, [1, 2, 3])
-    assert worker.grants == [GRANT]
-
-
-def test_what_is_no_task_brings_none(worker: Worker) -> None:
-    """The beginning and the end of an epoch are messages, too; without a pool there are no slots."""
-    with closing(TaskQueue(lambda: GRANT)) as queue, closing(TaskQueue(None)) as without:
         queue.put(None)
         without.put((1, [2]))
-        assert (queue.get(1), without.get(1)) == (None, (1, [2]))
-    assert worker.grants == [NO_GRANT, NO_GRANT]
+        assert (queue.get(1), queue.get(1), without.get(1)) == ((5, [1, 2, 3]), None, (1, [2]))
+    assert grants == [GRANT, seam.NO_GRANT, seam.NO_GRANT]
 
 
 def test_a_task_that_cannot_be_sent_takes_no_slot() -> None:
     """A sampler may yield anything: the error is pickle's, and the slot stays free for the next task."""
-    granted: list[Any] = []
-
-    def grant() -> Grant:
-        granted.append(NO_GRANT)
-        return NO_GRANT
-
-    with closing(TaskQueue(grant)) as queue:
+    grants = [seam.NO_GRANT]
+    with closing(seam.TaskQueue(grants.pop)) as queue:
         with pytest.raises(TypeError, match="cannot pickle"):
             queue.put((5, [(number for number in range(3))]))
-        assert not granted
+        assert grants
         queue.put((5, [1]))
-        assert len(granted) == 1
+        assert not grants
 
 
 def test_ctrl_c_while_a_batch_is_taken_in() -> None:
     """It is raised at once. A loop that goes on gets an error for this batch, and does not wait for it."""
-
-    def interrupt(*_: object) -> Any:
-        raise KeyboardInterrupt
-
-    with closing(ResultQueue(interrupt)) as results:
+    with closing(seam.ResultQueue(Raise(KeyboardInterrupt))) as results:
         results.send(message_encode(HEAD, b""))
         with pytest.raises(KeyboardInterrupt):
             results.get(WAIT_S)
         number, error = results.get(0)
     assert (number, type(error).__name__) == (HEAD.number, "ExceptionWrapper")
+
+
+@pytest.fixture
+def handover() -> Iterator[seam.Handover]:
+    made = seam.Handover()
+    yield made
+    made.close()
+
+
+def send(handover: seam.Handover, number: int, text: bytes) -> None:
+    fd = os.memfd_create("a test")
+    try:
+        os.write(fd, text)
+        handover.send(number, fd)
+    finally:
+        os.close(fd)
+
+
+def received(handover: seam.Handover, number: int) -> bytes:
+    fd = handover.take(number)
+    try:
+        return os.pread(fd, 100, 0)
+    finally:
+        os.close(fd)
+
+
+def test_each_is_found_by_its_number(handover: seam.Handover) -> None:
+    """Workers share the socket, so descriptors may arrive in another order than they are taken.
+
+    A program that os.system starts does not inherit them: it would keep the memory of a slot that was dropped.
+    """
+    numbers = [1, 5 << 32, (5 << 32) + 1, (1 << 62)]
+    for number in numbers:
+        send(handover, number, b"%d" % number)
+    for number in (numbers[2], numbers[0], numbers[3], numbers[1]):
+        assert received(handover, number) == b"%d" % number
+    assert not handover._early
+    with pytest.raises(BlockingIOError):
+        handover.take(1)  # the reader never waits: a descriptor is sent before the message that mentions it
+    send(handover, 1, b"a")
+    fd = handover.take(1)
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+def test_what_was_never_taken_is_closed() -> None:
+    """Descriptors are closed, whether they were received or are still on the way, and the ends at last."""
+    at_first = what_is_open()[0]
+    handover = seam.Handover()
+    before = what_is_open()[0]
+    for number in range(3):
+        send(handover, number, b"never")
+    os.close(handover.take(1))
+    assert what_is_open()[0] == before + 1
+    handover.discard()
+    assert what_is_open()[0] == before
+    handover.discard()
+    for number in range(2):
+        send(handover, number, b"again")
+    assert received(handover, 1) == b"again"
+    handover.close()
+    assert what_is_open()[0] == at_first
+
+
+@pytest.mark.parametrize("end", ["_sender", "_reader"])
+def test_another_end_that_is_gone_is_an_error(end: str) -> None:
+    """A worker must not wait for a rank that has ended, nor a signal kill the one that sends."""
+    handover = seam.Handover()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, getattr(handover, end).fileno())  # the number stays taken
+    os.close(null)
+    with pytest.raises(BrokenPipeError):
+        handover.take(1) if end == "_sender" else handover.send(1, 0)
+    handover.close()
+
+
+def answer(outbox: seam.Channel, handover: seam.Handover, slots: seam.HandedDown) -> None:
+    mapped = slots.map()
+    fd = os.memfd_create("a test")
+    os.write(fd, b"from a child")
+    handover.send(7, fd)
+    outbox.send(b"".join(bytes(memory.tolist()) for memory, _populated in mapped.values()))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_slots_that_a_worker_takes_over(channel: seam.Channel, handover: seam.Handover, method: str) -> None:
+    """Forked or not, it has those mapped that can be mapped, and its way to send others."""
+    fd, huge = os.memfd_create("numapin-slot"), os.memfd_create("numapin-slot")
+    os.write(fd, b"from the parent")
+    os.ftruncate(huge, 1 << 49)
+    slots = seam.HandedDown(lambda: [(7, 15, fd), (8, 1 << 49, huge)])
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=answer, args=(channel, handover, slots), daemon=True)
+    process.start()
+    assert channel.receive(WAIT_S) == b"from the parent"
+    assert ended(process) == 0
+    assert received(handover, 7) == b"from a child"
+    for each in (fd, huge):
+        os.close(each)

@@ -12,6 +12,8 @@ import pytest
 
 from numapin import Memory, RankPlan
 from numapin.errors import LibnumaError, MachineFileError, UsageError
+from tests.contract.datasets import Raise
+from tests.data.loopback import ANYWHERE
 from tests.machines import roots
 from tests.unit.data import seam
 from tests.unit.data.seam import BINDING, CpuSet, Locality, find_locality
@@ -39,8 +41,6 @@ REMEDY = "if you know it, set it with node=N; see: numapin topo"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Give a function that writes a machine's root, once."""
-
     @cache
     def write(machine: str) -> Path:
         root = tmp_path_factory.mktemp(machine)
@@ -51,21 +51,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def found(
-    written: Written,
-    machine: str,
-    *,
-    node: int | None = None,
-    device: int | None = None,
-    rank: RankPlan | None = None,
+    written: Written, machine: str, *, node: int | None = None, device: int | None = None, rank: RankPlan | None = None
 ) -> Locality:
-    """Find the locality on a machine."""
     environ = {} if rank is None else {BINDING: json.dumps(rank.to_json())}
     return find_locality(environ=environ, node=node, device_index=device, root=written(machine))
 
 
-class TestAlone:
-    """Without a launcher, the node of the GPU decides, by the planner's own rules."""
+def near(node: int, machine: str) -> Locality:
+    facts = roots.load(machine)
+    here = replace(ANYWHERE, nodes=CpuSet({node}), cpus=facts.cpu_nodes[node])
+    return replace(here, memory=Memory.PREFERRED, num_machine_nodes=len(facts.nodes))
 
+
+class TestAlone:
     @pytest.mark.parametrize(
         ("machine", "device", "node"),
         [
@@ -79,13 +77,8 @@ class TestAlone:
         facts = roots.load(machine)
         locality = found(written, machine, device=device)
         assert locality.reason.startswith(f"cuda:{device}: GPU {device} (")
-        assert replace(locality, reason="") == Locality(
-            nodes=CpuSet({node}),
-            cpus=facts.cpu_nodes[node],
-            memory=Memory.PREFERRED,
-            num_machine_nodes=len(facts.nodes),
-            reason="",
-            within=CpuSet(facts.cpu_nodes) if "gpumem" in machine else CpuSet(),
+        assert replace(locality, reason="") == replace(
+            near(node, machine), reason="", within=CpuSet(facts.cpu_nodes) if "gpumem" in machine else CpuSet()
         )
 
     def test_no_memory_on_the_node(self, written: Written) -> None:
@@ -104,16 +97,11 @@ class TestAlone:
     )
     def test_nothing_is_known(self, written: Written, machine: str, device: int | None, reason: str) -> None:
         """Nothing is placed or bound, and the reason says why; a virtual machine may hide the node."""
-        assert found(written, machine, device=device) == Locality(
-            nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason=reason
-        )
+        assert found(written, machine, device=device) == replace(ANYWHERE, num_machine_nodes=2, reason=reason)
 
     def test_a_machine_that_cannot_be_read(self, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
         """A missing library prevents the placement, not the program; its remedy is in the reason."""
-
-        def fail(**_rest: object) -> None:
-            raise LibnumaError("libnuma could not be loaded: gone", "install it")
-
+        fail = Raise(LibnumaError, ("libnuma could not be loaded: gone", "install it"))
         monkeypatch.setattr(seam.discover, "discover", fail)
         locality = found(written, TWO_NODES, device=0)
         assert locality.nodes == frozenset()
@@ -124,13 +112,8 @@ class TestAlone:
 def test_the_only_node(written: Written, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node is known without reading the machine; CPUs and policy stay as they are."""
     monkeypatch.setattr(seam.discover, "discover", None)
-    assert found(written, machine, device=0) == Locality(
-        nodes=CpuSet({0}),
-        cpus=CpuSet(),
-        memory=None,
-        num_machine_nodes=1,
-        reason="the machine has one NUMA node, 0",
-    )
+    reason = "the machine has one NUMA node, 0"
+    assert found(written, machine, device=0) == replace(ANYWHERE, nodes=CpuSet({0}), reason=reason)
 
 
 def test_the_plan_still_gives_the_cpus(written: Written) -> None:
@@ -141,13 +124,7 @@ def test_the_plan_still_gives_the_cpus(written: Written) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "nodes"),
-    [
-        (Memory.LOCAL, {1}),
-        (Memory.BIND, {1}),
-        (Memory.INTERLEAVE, set()),
-        (Memory.NONE, set()),
-    ],
+    ("memory", "nodes"), [(Memory.LOCAL, {1}), (Memory.BIND, {1}), (Memory.INTERLEAVE, set()), (Memory.NONE, set())]
 )
 def test_the_plan_is_taken_over(written: Written, memory: Memory, nodes: set[int]) -> None:
     """The launcher's plan counts, whatever the device; its policy spreads interleaved memory, or leaves all."""
@@ -180,13 +157,8 @@ def test_a_named_node_wins(written: Written) -> None:
     """It takes precedence over the plan and the GPU, and brings its CPUs; pages stay on nodes with CPUs."""
     locality = found(written, "2pkg-34node-gpumem-4gpu", node=1)
     assert (locality.nodes, locality.within) == (frozenset({1}), frozenset({0, 1}))
-    assert found(written, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
-        nodes=CpuSet({0}),
-        cpus=roots.load(TWO_NODES).cpu_nodes[0],
-        memory=Memory.PREFERRED,
-        num_machine_nodes=2,
-        reason="requested with node=0",
-    )
+    expected = replace(near(0, TWO_NODES), reason="requested with node=0")
+    assert found(written, TWO_NODES, node=0, device=7, rank=RANK) == expected
 
 
 @pytest.mark.parametrize(

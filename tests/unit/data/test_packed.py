@@ -16,7 +16,6 @@ PIECES = [b"one", bytearray(b""), memoryview(b"three"), np.arange(40_000, dtype=
 
 
 def content(piece: Any) -> bytes:
-    """Return the bytes of a piece."""
     return bytes(piece.numpy().data if isinstance(piece, torch.Tensor) else piece)
 
 

@@ -1,7 +1,8 @@
-"""Batches go into a slot and come out unchanged, opened over the slot or over copies; what a message says of them."""
+"""Batches go into a slot, cast or as they are, and come out, opened over the slot or over copies; their messages."""
 
 from __future__ import annotations
 
+import gc
 import pickle
 from typing import Any, Final
 
@@ -9,26 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.batches import in_slot, ramp, same
-from tests.data.loopback import Loopback, batch_of, lent
-from tests.unit.data.seam import (
-    DTYPES,
-    NO_SLOT,
-    Copier,
-    Head,
-    Lender,
-    Miss,
-    Parcel,
-    Report,
-    decode,
-    encode_plain,
-    is_small,
-    unpack,
-)
+from numapin.errors import UsageError
+from tests.data.loopback import Loopback, batch_of, in_slot, lent, ramp, same
+from tests.unit.data import seam
+from tests.unit.data.seam import casts_of, decode, encode_plain, is_small
 from tests.unit.data.seam import message_encode as encode
 
 KIB: Final = 1 << 10
-HEAD: Final = Head(
+HEAD: Final = seam.Head(
     number=7,
     worker=3,
     slot=(5 << 32) + 1,
@@ -39,13 +28,13 @@ HEAD: Final = Head(
     miss=None,
     storages=((0, 100), (256, 17)),
     buffers=((0, 5, (4, 25), (25, 1), 0, True), None, 1),
-    report=Report(kept=((5 << 32) + 1,), refused=(8, 9), notes=("memory on node 1 was refused",)),
+    report=seam.Report(kept=((5 << 32) + 1,), refused=(8, 9), notes=("memory on node 1 was refused",)),
 )
 
 
 @pytest.mark.parametrize("body", [b"the pickle", b""], ids=["with a pickle", "with an empty pickle"])
-@pytest.mark.parametrize("miss", [None, *Miss], ids=str)
-def test_a_batchs_message(body: bytes, miss: Miss | None) -> None:
+@pytest.mark.parametrize("miss", [None, *seam.Miss], ids=str)
+def test_a_batchs_message(body: bytes, miss: seam.Miss | None) -> None:
     """Head and pickle come back, however many buffers there are; an empty pickle is a batch, too."""
     for head in (HEAD._replace(miss=miss), HEAD._replace(miss=miss, buffers=tuple(range(5000)))):
         assert decode(encode(head, body)) == (head, body)
@@ -61,7 +50,7 @@ def test_a_plain_message(message: object) -> None:
 def test_dtypes(loop: Loopback) -> None:
     """Every byte of every dtype is kept, alone and after a tensor of an odd length."""
     names = {name for name in vars(torch) if name.startswith(("q", "bits"))}
-    for dtype in sorted(set(DTYPES) - {getattr(torch, name) for name in names}, key=str):
+    for dtype in sorted(set(seam.DTYPES) - {getattr(torch, name) for name in names}, key=str):
         tensor = torch.arange(2, 98, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype)
         if dtype is torch.bool:
             tensor = torch.arange(96) % 3 == 0
@@ -71,7 +60,7 @@ def test_dtypes(loop: Loopback) -> None:
 
 def test_small_arrays_stay_in_the_pickle(loop: Loopback) -> None:
     """Arrays below 1 KiB stay in the pickle, which is cheaper. Tensors of any size go into the slot."""
-    assert loop.post(np.zeros(127))[0].slot == NO_SLOT
+    assert loop.post(np.zeros(127))[0].slot == seam.NO_SLOT
     assert in_slot(loop, np.zeros(128)).storages == ((0, 1024),)
     assert in_slot(loop, torch.zeros(1)).storages == ((0, 4),)
 
@@ -80,7 +69,7 @@ def test_small_arrays_stay_in_the_pickle(loop: Loopback) -> None:
 def test_nothing_to_send_needs_no_slot(loop: Loopback, batch: Any) -> None:
     """For a batch without memory no slot is made, and it is not a miss."""
     head, body = loop.post(batch)
-    assert (head.miss, head.slot, head.wanted_bytes) == (None, NO_SLOT, 0)
+    assert (head.miss, head.slot, head.wanted_bytes) == (None, seam.NO_SLOT, 0)
     assert not loop.pool.slots
     assert same(pickle.loads(body), batch)
 
@@ -113,23 +102,8 @@ def test_views_of_another_dtype(loop: Loopback) -> None:
     in_slot(loop, (memory[1:101], memory[4:100].view(torch.int32)))
 
 
-def test_a_tensor_begins_where_it_is_told() -> None:
-    """Offsets are in bytes, strides in elements; it shares the memory and is no view of another tensor."""
-    for dtype in (torch.uint8, torch.float16, torch.complex128):
-        memory = torch.arange(64).to(dtype)
-        entry = (0, DTYPES.index(dtype), (2, 3), (10, 2), 2 * dtype.itemsize, False)
-        head = HEAD._replace(storages=((0, memory.nbytes),), buffers=(entry,))
-        place = memory.untyped_storage(), dtype.itemsize
-        body = pickle.dumps(pickle.PickleBuffer(bytearray(1)), 5, buffer_callback=lambda _: False)
-        tensor: Any = unpack(Parcel(head, body), lambda *_, place=place: place, lambda *_: memoryview(b""))
-        assert tensor.tolist() == [[3, 5, 7], [13, 15, 17]]
-        assert not tensor._is_view()
-        tensor[0, 0] = 40
-        assert memory[3] == 40
-
-
-@pytest.mark.parametrize("kind", [Lender, Copier])
-def test_an_opened_batch_belongs_to_the_user(loop: Loopback, kind: type[Copier]) -> None:
+@pytest.mark.parametrize("kind", [seam.Lender, seam.Copier])
+def test_an_opened_batch_belongs_to_the_user(loop: Loopback, kind: type[seam.Copier]) -> None:
     """Each storage has its own size; edits reach views, but no other tensor or batch, nor the worker; arrays too."""
     sent: list[Any] = [ramp(64 * KIB), ramp(1000), np.arange(50_000.0), ramp(100)]
     sent.append(sent[3].view(10, 10).t())
@@ -173,9 +147,77 @@ def test_what_is_small() -> None:
 )
 def test_nothing_copied_refers_to_the_slot(loop: Loopback, batch: Any) -> None:
     """The batch stays intact when the slot is overwritten, so a loop that keeps batches needs one slot."""
-    opened = batch_of(Copier(pins=False), loop.send(batch))
+    opened = batch_of(seam.Copier(pins=False), loop.send(batch))
     before = repr(opened)
     assert loop.num_on_loan() == 0
     (slot,) = loop.pool.slots
     slot.poison()
     assert repr(opened) == before
+
+
+BF16, FLOAT = torch.bfloat16, torch.float32
+CASTS = casts_of(BF16)
+
+
+@pytest.mark.parametrize(
+    ("cast", "pairs"),
+    [
+        (None, {}),
+        (torch.bfloat16, {torch.float64: BF16, torch.float32: BF16}),
+        (torch.float16, {torch.float64: torch.float16, torch.float32: torch.float16}),
+        (torch.float32, {torch.float64: torch.float32}),
+        ({torch.float32: torch.bfloat16}, {torch.float32: BF16}),
+    ],
+)
+def test_what_is_cast(cast: object, pairs: dict[torch.dtype, torch.dtype]) -> None:
+    """A dtype stands for all wider floating-point dtypes."""
+    assert dict(casts_of(cast)) == pairs
+
+
+@pytest.mark.parametrize(
+    ("cast", "text"),
+    [
+        (torch.float64, "cast=torch.float64: tensors can be cast to torch.float32, torch.bfloat16 and"),
+        (torch.int8, "cast=torch.int8: tensors can"),
+        (torch.float8_e4m3fn, "cast=torch.float8_e4m3fn: tensors can"),
+        ("bfloat16", "cast=bfloat16: tensors can"),
+        ({torch.int64: BF16}, "cast from torch.int64: only torch.float64 and torch.float32 tensors can be cast"),
+        ({torch.float16: BF16}, "cast from torch.float16: only"),
+        ({torch.float32: torch.int8}, "cast to torch.int8: tensors can be cast to"),
+        ({torch.float32: torch.float32}, "cast from torch.float32 to torch.float32: that does not make tensors"),
+        ({torch.float32: "half"}, "cast to half"),
+    ],
+)
+def test_what_makes_no_sense(cast: object, text: str) -> None:
+    """Everything else is a UsageError that shows a cast that works."""
+    with pytest.raises(UsageError) as caught:
+        casts_of(cast)
+    assert str(caught.value).startswith(text)
+    assert "cast=torch.bfloat16" in str(caught.value.hint)
+
+
+def test_every_value_and_unusual_tensors(loop: Loopback) -> None:
+    """Every value is rounded as `.to` rounds; views, odd storages and expanded tensors have its strides."""
+    upper = torch.arange(1 << 16, dtype=torch.int64) << 16  # all exponents, NaNs, infinities, ties
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    every = (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
+    whole = torch.arange(4096.0).view(64, 64)
+    odd = torch.empty(0).set_(torch.arange(43, dtype=torch.uint8).untyped_storage(), 1, (9,), (1,))
+    wide = [every, whole, whole[3:], whole.T, whole[:, 5], whole[7, 9:], odd, torch.ones(1, 3).expand(1000, 3)]
+    loop.packers = [seam.Packer(loop.workers[0], worker=0, pins=False, moves=False, casts=CASTS)]
+    *found, labels = lent(loop, [*wide, torch.arange(3)])
+    for tensor, narrow in zip(wide, found, strict=True):
+        assert torch.equal(narrow.view(torch.int16), tensor.to(BF16).view(torch.int16))
+        assert narrow.stride() == tensor.to(BF16).stride()
+    assert labels.dtype is torch.int64
+
+
+def test_a_slot_is_free_once_its_batch_is_gone(loop: Loopback) -> None:
+    """A worker that has cast a tensor refers to it no more when the batch is packed, without the garbage collector."""
+    loop.packers = [seam.Packer(loop.workers[0], worker=0, pins=False, moves=False, casts=CASTS)]
+    gc.disable()
+    try:
+        numbers = [loop.send(torch.ones(1 << 16)).head.slot for _ in range(5)]
+    finally:
+        gc.enable()
+    assert len(set(numbers)) == 1

@@ -11,10 +11,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,23 +23,22 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
 
 from numapin import pinned
 from numapin.errors import MachineError, NumapinError, UsageError
+from tests.contract.datasets import Raise
+from tests.data.loopback import ANYWHERE, in_forked_child
 from tests.needs import TORCH_VERSION
-from tests.unit.data.seam import PINNED, CpuSet, Locality, LockRoom, Placement, cuda, pinning, reclaimer
+from tests.unit.data.seam import PINNED, CpuSet, Driver, LockRoom, Placement, Reclaimer, cuda, pinning, reclaimer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     from tests.cuda.fake import FakeCuda
-    from tests.unit.data.seam import Driver
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
 def gpu(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """Give the stand-in driver, and let device 0 be torch's current one."""
     pid = os.getpid()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: os.getpid() == pid)
@@ -48,16 +46,20 @@ def gpu(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake_cuda
 
 
+def ours() -> Reclaimer:
+    return reclaimer(cast("Driver", cuda.driver()))
+
+
 def num_idle_bytes() -> int:
-    """Return how much waits for reuse."""
-    driver = cuda.driver()
-    assert driver is not None
-    return reclaimer(driver).idle.num_bytes
+    return ours().idle.num_bytes
+
+
+def become_idle(num_bytes: int) -> None:
+    """Wait until this much waits for reuse."""
+    assert wait_until(lambda: num_idle_bytes() == num_bytes, limit_s=60)
 
 
 class TestEmpty:
-    """Tensors in numapin's own memory."""
-
     @pytest.mark.parametrize("shape", [3, [5], (), torch.Size([1, 2, 3]), (4, 0)], ids=str)
     def test_it_is_as_torch_makes_it(self, shape: Any) -> None:
         """Shape, dtype, strides and storage size are torch's, and all of it can be written."""
@@ -85,10 +87,6 @@ class TestEmpty:
         assert is_wrong or caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
         assert is_wrong == ("allocated" not in problem)
 
-    def test_it_is_on_the_node(self) -> None:
-        """Every page is on the node, before anything is written."""
-        assert pinned.where(pinned.empty(10 * PAGE, torch.uint8, node=0)) == {0: 10}
-
     def test_a_shortfall_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is a warning at the line of the user's call."""
         monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages=None, shortfalls=("unverified",)))
@@ -113,8 +111,6 @@ def all_returned(gpu: FakeCuda) -> Iterator[None]:
 
 @pytest.mark.usefixtures("all_returned")
 class TestLocked:
-    """With a driver, memory is registered, and idle once no device can be reading it."""
-
     def test_it_is_registered_and_counted(self, gpu: FakeCuda) -> None:
         """It is in use while a view or an array lives, and idle afterwards, without a further call."""
         before = PINNED.total
@@ -125,22 +121,7 @@ class TestLocked:
         assert (gpu.registered_bytes(), PINNED.total, array.sum()) == (PAGE, before + PAGE, 700)
         assert num_idle_bytes() == 0
         del array
-        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
-
-    def test_a_capture_is_left_alone(self, gpu: FakeCuda, graphs: Any) -> None:
-        """Memory that is freed while torch captures a CUDA graph waits for its end; the capture is not broken."""
-        tensor, graph = pinned.empty(100, torch.uint8), graphs()
-        address = tensor.data_ptr()
-        graph.capture_begin()
-        del tensor
-        gc.collect()
-        time.sleep(0.1)
-        other = pinned.empty(100, torch.uint8)  # not what the graph may have to read
-        assert other.data_ptr() != address
-        assert (num_idle_bytes(), gpu.get("recorded"), gpu.invalidated()) == (0, 0, 0)
-        graph.capture_end()
-        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
-        assert gpu.invalidated() == 0
+        become_idle(PAGE)
 
     def test_it_waits_for_the_device(self, gpu: FakeCuda) -> None:
         """A copy that is under way when the tensor is freed keeps the memory until an event has passed."""
@@ -152,18 +133,9 @@ class TestLocked:
         second = pinned.empty(1, torch.uint8)
         assert (second.data_ptr() != address, pinned.trim(), gpu.registered_bytes()) == (True, 0, 2 * PAGE)
         gpu.pass_events()
-        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
+        become_idle(PAGE)
         assert pinned.empty(1, torch.uint8).data_ptr() == address
         del second
-
-    def test_every_active_device_is_asked(self, gpu: FakeCuda) -> None:
-        """Memory that is registered for all devices may be read by any."""
-        gpu.set(active=0b11)
-        for num_recorded in (2, 4):
-            tensor = pinned.empty(100, torch.uint8)
-            del tensor
-            assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
-            assert (gpu.get("recorded"), gpu.get("created")) == (num_recorded, 2)  # events are used again
 
     def test_the_next_allocation_takes_what_is_free(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory is reused even if our thread never runs: a loop of allocations does not grow."""
@@ -172,9 +144,7 @@ class TestLocked:
         for _ in range(10):
             pinned.empty(PAGE, torch.uint8)
         assert gpu.registered_bytes() == PAGE
-        driver = cuda.driver()
-        assert driver is not None
-        reclaimer(driver).release_unused()  # the last one
+        ours().release_unused()  # the last one
 
     def test_what_the_driver_refuses_for_a_while(self, gpu: FakeCuda) -> None:
         """The thread retries, and does not use up events."""
@@ -185,7 +155,7 @@ class TestLocked:
         time.sleep(0.05)
         assert num_idle_bytes() == 0
         gpu.set(query_fails=0)
-        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
+        become_idle(PAGE)
         assert gpu.get("created") == 2
 
     def test_a_refused_registration(self, gpu: FakeCuda) -> None:
@@ -199,28 +169,20 @@ class TestLocked:
         assert (gpu.registered_bytes(), PINNED.total) == (0, before)
         assert pinned.empty(2 * PAGE, torch.uint8).numel() == 2 * PAGE
 
-    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     def test_a_forked_child_gives_nothing_back(self, gpu: FakeCuda) -> None:
         """A tensor that is freed in a child still belongs to the parent."""
-        tensor = pinned.empty(100, torch.uint8).fill_(5)
-        driver = cuda.driver()
-        assert driver is not None
-        ours = reclaimer(driver)
-        if (pid := os.fork()) == 0:
-            del tensor
+        kept, queue = [pinned.empty(100, torch.uint8).fill_(5)], ours()._dead
+
+        def drop() -> bool:
+            kept.clear()
             gc.collect()
-            os._exit(0 if ours._dead.empty() and gpu.registered_bytes() == PAGE else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert (gpu.registered_bytes(), int(tensor.sum())) == (PAGE, 500)
+            return queue.empty() and gpu.registered_bytes() == PAGE
 
-
-def has_idle(num_bytes: int) -> bool:
-    """Return whether this much waits for reuse."""
-    return num_idle_bytes() == num_bytes
+        assert in_forked_child(drop)
+        assert (gpu.registered_bytes(), int(kept[0].sum())) == (PAGE, 500)
 
 
 def freed(num_bytes: int, **options: Any) -> int:
-    """Allocate pinned memory, free it, wait until it is idle, and return its address."""
     before = num_idle_bytes()
     tensor = pinned.empty(num_bytes, torch.uint8, **options)
     address = tensor.data_ptr()
@@ -231,8 +193,6 @@ def freed(num_bytes: int, **options: Any) -> int:
 
 @pytest.mark.usefixtures("all_returned")
 class TestReuse:
-    """Idle memory, and who gets it."""
-
     @pytest.mark.parametrize(
         ("num_pages", "num_asked", "is_reused"), [(9, 9, True), (9, 5, True), (9, 4, False), (9, 10, False)]
     )
@@ -250,7 +210,7 @@ class TestReuse:
         addresses = [tensor.data_ptr() for tensor in kept]
         for num_idle in (18, 35, 52):
             del kept[0]
-            assert wait_until(partial(has_idle, num_idle * PAGE), limit_s=60)
+            become_idle(num_idle * PAGE)
         assert [pinned.empty(17 * PAGE, torch.uint8).data_ptr()] == addresses[2:]
 
     def test_sizes_that_vary(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +232,7 @@ class TestReuse:
 
     def test_memory_elsewhere_is_not_reused(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory that the kernel put on another node is released, so that new memory may get the right node."""
-        two_nodes = Locality(nodes=CpuSet({0}), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason="")
-        monkeypatch.setattr(pinned, "_home", lambda *_: two_nodes)
+        monkeypatch.setattr(pinned, "_home", lambda *_: replace(ANYWHERE, nodes=CpuSet({0}), num_machine_nodes=2))
         monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages={0: 1, 1: 1}, shortfalls=("half",)))
         with pytest.warns(RuntimeWarning, match="half"):
             pinned.empty(2 * PAGE, torch.uint8)
@@ -281,11 +240,7 @@ class TestReuse:
 
     def test_nodes_are_kept_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory of one node never serves another one; that of the node does, whatever else is idle."""
-
-        def home(node: int | None, _device: int | None) -> Locality:
-            return Locality(nodes=CpuSet({node or 0}), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="")
-
-        monkeypatch.setattr(pinned, "_home", home)
+        monkeypatch.setattr(pinned, "_home", lambda node, _device: replace(ANYWHERE, nodes=CpuSet({node})))
         first, second = freed(PAGE, node=0), freed(PAGE, node=1)
         assert first != second
         assert pinned.empty(PAGE, torch.uint8, node=1).data_ptr() == second
@@ -296,7 +251,7 @@ class TestReuse:
         kept = [pinned.empty(num_pages * PAGE, torch.uint8) for num_pages in (9, 5, 3)]
         for num_idle in (9, 14, 17):
             del kept[0]
-            assert wait_until(partial(has_idle, num_idle * PAGE), limit_s=60)
+            become_idle(num_idle * PAGE)
         room = LockRoom(num_bytes=12 * PAGE, reason="")
         monkeypatch.setattr(pinned, "read_room", lambda *_a, **_k: room)
         tensor = pinned.empty(20 * PAGE, torch.uint8)  # 8 more than there is room
@@ -306,46 +261,39 @@ class TestReuse:
         assert (num_idle_bytes(), gpu.registered_bytes()) == (0, 32 * PAGE)
         del tensor, other
 
-    def test_it_goes_back_after_a_while(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Our thread releases what has been idle for long, without a call, and not what was idle for a short time."""
-        monkeypatch.setattr(pinning, "IDLE_S", 1.0)
-        began_s = time.monotonic()
-        freed(PAGE)
-        time.sleep(0.2)
-        assert gpu.registered_bytes() == PAGE or time.monotonic() >= began_s + 1
-        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=60)
-        assert time.monotonic() >= began_s + 1
-
-    def test_another_thread_took_it_in(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Our thread releases it after a while, though nothing was left to wake it."""
-        monkeypatch.setattr(pinning, "IDLE_S", 0.5)
-        driver = cuda.driver()
-        assert driver is not None
-        ours = pinning.Reclaimer(driver)
-        time.sleep(0.05)  # its thread waits
+    @pytest.mark.parametrize("is_of_another", [False, True])
+    def test_it_goes_back_after_a_while(
+        self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, is_of_another: bool
+    ) -> None:
+        """Our thread releases what has been idle for long, without a call, though another thread took it in."""
+        clock = [0.0]
+        monkeypatch.setattr(pinning, "IDLE_S", 0.5)  # it looks every 0.1 s
+        monkeypatch.setattr(pinning, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        other = pinning.Reclaimer(cast("Driver", cuda.driver()))
         address = freed(PAGE)
-        (block,) = reclaimer(driver).idle.drop()
-        assert ours.idle.add(replace(block, num_forks=ours.idle.num_forks))
+        if is_of_another:
+            (block,) = ours().idle.drop()
+            assert other.idle.add(replace(block, num_forks=other.idle.num_forks))
+        time.sleep(0.2)
+        assert gpu.is_registered(address)
+        clock[0] = 0.6
         assert wait_until(lambda: not gpu.is_registered(address), limit_s=60)
 
-    def test_ctrl_c_while_it_is_handed_out(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The block waits for reuse again."""
-
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
+    @pytest.mark.parametrize(("place", "name", "num_pages"), [(weakref, "finalize", 1), (PINNED, "add", 0)])
+    def test_ctrl_c_while_it_is_handed_out(
+        self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, place: object, name: str, num_pages: int
+    ) -> None:
+        """A block waits for reuse again; memory that is about to be unmapped is not registered any more."""
         with monkeypatch.context() as patch:
-            patch.setattr(weakref, "finalize", interrupt)
+            patch.setattr(place, name, Raise(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 pinned.empty(PAGE, torch.uint8)
-        assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
-        assert gpu.registered_bytes() == PAGE
+        become_idle(num_pages * PAGE)
+        assert gpu.registered_bytes() == num_pages * PAGE
 
     def test_ctrl_c_at_any_call(self, gpu: FakeCuda) -> None:
         """Wherever it comes while a block is looked for, the block waits for reuse again, and no lock stays locked."""
-        driver = cuda.driver()
-        assert driver is not None
-        release_unused = reclaimer(driver).release_unused
+        release_unused = ours().release_unused
         freed(PAGE)
         num_passed, left = 0, 0
 
@@ -368,27 +316,15 @@ class TestReuse:
                 other.start()
                 other.join(60)
                 assert not other.is_alive()
-                assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
+                become_idle(PAGE)
             finally:
                 sys.setprofile(None)
         assert num_passed > 3
         assert gpu.registered_bytes() == PAGE
 
-    def test_ctrl_c_while_it_is_registered(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Memory that is about to be unmapped is not registered any more."""
-
-        def interrupt(_num_bytes: int) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(PINNED, "add", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            pinned.empty(PAGE, torch.uint8)
-        assert gpu.registered_bytes() == 0
-
     def test_ctrl_c_while_it_is_released(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """What the driver has released already does not keep the others."""
-        driver = cuda.driver()
-        assert driver is not None
+        driver = cast("Driver", cuda.driver())
         before, unregister = PINNED.total, driver.unregister
 
         def interrupted(device: int, address: int) -> None:
@@ -406,25 +342,20 @@ class TestReuse:
 
     def test_ctrl_c_while_it_is_kept(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """A block that is not in its place for reuse is released."""
-
-        def interrupt(*_: object, **_options: object) -> None:
-            raise KeyboardInterrupt
-
-        ours = reclaimer(cast("Driver", cuda.driver()))
-        tensor = pinned.empty(PAGE, torch.uint8)
+        tensor, queue = pinned.empty(PAGE, torch.uint8), ours()._dead
         with monkeypatch.context() as patch:
-            patch.setattr(pinning, "insort_left", interrupt)
-            with ours._exit_lock.lock:  # so that the thread does not take it
+            patch.setattr(pinning, "insort_left", Raise(KeyboardInterrupt))
+            with ours()._exit_lock.lock:  # so that the thread does not take it
                 del tensor
                 with pytest.raises(KeyboardInterrupt):
-                    ours.idle.add(ours._dead.get())
+                    ours().idle.add(queue.get())
         assert pinned.empty(PAGE, torch.uint8) is not None
         assert pinned.trim() >= PAGE
         assert gpu.registered_bytes() == 0
 
     def test_one_thread_at_a_time(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever looks for a block, gives one back or releases some has the lock."""
-        idle, lock = pinning.IdleBlocks, reclaimer(cast("Driver", cuda.driver()))._exit_lock.lock
+        idle, lock = pinning.IdleBlocks, ours()._exit_lock.lock
         were_locked = set()
 
         def watch(name: str, then: Any) -> None:
@@ -481,7 +412,7 @@ def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     pinned.empty(100, torch.uint8)
-    assert wait_until(lambda: num_idle_bytes() == PAGE, limit_s=60)
+    become_idle(PAGE)
     assert seen == [(0, PAGE)]
 
 
@@ -493,22 +424,11 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         pinned.empty(1)
 
 
+@dataclass(frozen=True)
 class Leaf:
-    """An object that can pin itself."""
-
-    def __init__(self, value: int = 0) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        """Compare by value, so that results can be compared."""
-        return isinstance(other, Leaf) and other.value == self.value
-
-    def __hash__(self) -> int:
-        """Go with __eq__."""
-        return hash(self.value)
+    value: int
 
     def pin_memory(self) -> Leaf:
-        """Return a new object: the result counts."""
         return Leaf(self.value + 100)
 
 
@@ -516,17 +436,11 @@ Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024 - an untyped one is what
 
 
 class Named(dict[str, Any]):
-    """A mapping with an attribute of its own."""
-
     label = "none"
 
 
 class Stubborn(UserList[Any]):
-    """A list that cannot be changed."""
-
-    def __setitem__(self, *_args: object) -> None:
-        """Refuse."""
-        raise TypeError("read-only")
+    __setitem__ = Raise(TypeError)
 
 
 def _named() -> Named:
@@ -536,8 +450,6 @@ def _named() -> Named:
 
 
 class TestPin:
-    """Nested data."""
-
     @pytest.mark.parametrize(
         "data",
         [
@@ -594,39 +506,16 @@ class TestPin:
         assert copy.stride() == torch.empty_like(tensor).stride()
         assert copy.numel() == 0 or copy.data_ptr() != tensor.data_ptr()
 
-    @pytest.mark.parametrize(
-        "tensor",
-        [torch.nn.Parameter(torch.zeros(2)), torch.eye(2).to_sparse(), torch.empty(2, device="meta")],
-        ids=["parameter", "sparse", "meta"],
-    )
-    def test_other_tensors_are_torchs(self, tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Tensors that are not plain dense CPU memory go to Tensor.pin_memory."""
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: ("torch's own", self))
-        result: Any = pinned.pin(tensor)
-        assert result[0] == "torch's own"
-        assert result[1] is tensor
-
-    def test_what_is_pinned_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A pinned tensor is returned as it is."""
-        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _self: True)
-        tensor = torch.zeros(3)
-        assert pinned.pin(tensor) is tensor
-        assert pinned.pin([tensor])[0] is tensor
-
     def test_errors_of_objects_come_through(self) -> None:
         """A TypeError inside a `pin_memory` method is not mistaken for the container's."""
-
-        class Broken:
-            def pin_memory(self) -> None:
-                raise TypeError("mine")
-
+        broken = SimpleNamespace(pin_memory=Raise(TypeError, ("mine",)))
         with pytest.raises(TypeError, match="mine"):
-            pinned.pin([Broken()])
+            pinned.pin([broken])
 
 
 def test_where_any_cpu_tensor_is() -> None:
     """It works for torch's own memory, of views as a whole; pages that were never touched are on no node."""
-    tensor = pinned.empty((4, PAGE), torch.uint8)
+    tensor = pinned.empty((4, PAGE), torch.uint8, node=0)
     assert pinned.where(tensor[1]) == pinned.where(tensor) == {0: 4}
     assert pinned.where(torch.empty(0)) == {}
     num_pages = (64 << 20) // PAGE
@@ -662,7 +551,6 @@ GIB = 1 << 30
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    """Write files below a root."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)

@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import numapin
+from tests.contract.datasets import Raise
 from tests.contract.describe import assert_same, describe
 from tests.contract.zoo import Pinnable
-from tests.cuda.fake import pinning
+from tests.cuda.fake import FakeCuda, pinning
 from tests.data.loopback import WAIT_S
 from tests.integration.gpu_loading import BATCH, Filled, is_right, wrong_ones
 from tests.unit.data.seam import PINNED, cuda
@@ -23,7 +24,6 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.cuda.fake import FakeCuda
 
 NUM_BATCHES: Final = 24
 BYTES: Final = 1 << 14
@@ -31,20 +31,15 @@ Old = namedtuple("Old", "x y")  # noqa: PYI024 - without types
 
 
 class Pair(NamedTuple):
-    """A named tuple."""
-
     x: torch.Tensor
     name: str
 
 
 class Refuses:
-    """A user's type that cannot be pinned."""
-
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
 
     def pin_memory(self) -> Refuses:
-        """Raise an error of its own."""
         message = f"{int(self.data[0, 0])} refuses"
         raise ArithmeticError(message)
 
@@ -67,7 +62,6 @@ COLLATES: Final[dict[str, Callable[[torch.Tensor], Any]]] = {
 
 @pytest.fixture
 def fake(fake_cuda: FakeCuda) -> Iterator[FakeCuda]:
-    """Give the stand-in, while loaders pin with it; in the end nothing is pinned or locked by a capture."""
     before = PINNED.total
     with pinning(fake_cuda):
         yield fake_cuda
@@ -78,7 +72,6 @@ def fake(fake_cuda: FakeCuda) -> Iterator[FakeCuda]:
 
 
 def load(kind: Any = numapin.DataLoader, make: Callable[[torch.Tensor], Any] = lambda x: x, **options: Any) -> Any:
-    """Return a loader of either kind; `make` changes a stacked batch."""
     options = {"num_workers": 2, "pin_memory": True, **options}
     return kind(
         Filled(NUM_BATCHES * BATCH, BYTES), BATCH, collate_fn=lambda samples: make(torch.stack(samples)), **options
@@ -86,12 +79,10 @@ def load(kind: Any = numapin.DataLoader, make: Callable[[torch.Tensor], Any] = l
 
 
 def of_every_kind(stacked: torch.Tensor) -> Any:
-    """Return a batch of the kind that its number selects."""
     return COLLATES[list(COLLATES)[int(stacked[0, 0]) // BATCH % len(COLLATES)]](stacked)
 
 
 def pinned_in(batch: Any) -> list[bool]:
-    """Return of each tensor in a batch whether it is pinned."""
     if isinstance(batch, torch.Tensor):
         return [batch.is_pinned()]
     if isinstance(batch, Pinnable):
@@ -180,14 +171,11 @@ def test_slots_that_cannot_be_pinned(fake: FakeCuda, monkeypatch: pytest.MonkeyP
     if why == "driver":
         fake.refuse_registration()
 
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with load(**options) as loader:
         iterator = iter(loader)
         with monkeypatch.context() as patch:
             if why == "thread":
-                patch.setattr(threading.Thread, "start", refuse)
+                patch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
             batches = list(iterator)
         assert wrong_ones(batches, 0) == []
         assert all(batch.is_pinned() for batch in batches)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.data.child import in_forked_child
+from tests.data.loopback import in_forked_child
 from tests.unit.data.seam import CudaRefused, Driver, Quarantine, capture_lock, cuda, is_capturing, watch_captures
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ STUCK_S = 20
 
 @pytest.fixture
 def driver(fake_cuda: FakeCuda, graphs: Any) -> Driver:
-    """Give the driver over the stand-in, on which torch's graphs capture."""
     found = cuda.driver()
     assert found is not None, (fake_cuda, graphs)
     return found
@@ -33,7 +32,6 @@ def driver(fake_cuda: FakeCuda, graphs: Any) -> Driver:
 
 @pytest.fixture
 def quarantine(driver: Driver) -> Quarantine[int]:
-    """Give an empty quarantine in a process that uses the GPU."""
     return Quarantine(lambda: driver)
 
 
@@ -96,11 +94,11 @@ def test_a_record_refused_on_one_device_covers_nothing(
 ) -> None:
     """An event on the first device alone does not free the slot; the event is reused."""
     driver.register(1, 0x7F0000000000, 4096)
-    record = driver.record
+    refusal = CudaRefused("no", name="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
 
-    def refuse(device: int) -> object:
+    def refuse(device: int, record: Any = driver.record) -> object:
         if device == 1:
-            raise CudaRefused("no", name="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+            raise refusal
         return record(device)
 
     quarantine.admit(1)
@@ -121,8 +119,6 @@ def test_a_kernel_that_failed_is_told(quarantine: Quarantine[int], fake_cuda: Fa
 
 
 class TestCaptures:
-    """Captures of CUDA graphs and context-wide events do not overlap."""
-
     def test_nothing_passes_while_a_graph_is_captured(
         self, quarantine: Quarantine[int], graphs: Any, fake_cuda: FakeCuda
     ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,11 +17,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_loader
 
 from numapin import pinned
-from tests.unit.data.seam import CpuSet, Locality, placement
+from tests.data.loopback import ANYWHERE, in_forked_child
+from tests.unit.data.seam import CpuSet, placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cuda.fake import FakeCuda
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -29,7 +30,6 @@ torchs_registration: Any = pytest.importorskip("torch.cuda._pin_memory_utils")
 
 @pytest.fixture
 def gpu(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """Give the stand-in driver; memory counts as pinned for torch if it is registered there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: fake_cuda.is_registered(tensor.data_ptr()))
@@ -51,8 +51,6 @@ def torchs(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]
 
 
 class TestPinMemory:
-    """`Tensor.pin_memory`."""
-
     @pytest.mark.parametrize("source", [torch.arange(12.0).view(3, 4).t(), torch.arange(9)[::2], torch.tensor(5)])
     def test_plain_tensors(self, gpu: FakeCuda, source: torch.Tensor) -> None:
         """Values, dtype and strides are kept, also if torch's loader pins; a pinned tensor is returned as it is."""
@@ -68,8 +66,14 @@ class TestPinMemory:
 
     @pytest.mark.parametrize(
         "source",
-        [torch.nn.Parameter(torch.zeros(2)), torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.empty(0)],
-        ids=["parameter", "sparse", "meta", "empty"],
+        [
+            torch.nn.Parameter(torch.zeros(2), requires_grad=False),
+            torch.zeros(2, requires_grad=True),
+            torch.eye(2).to_sparse(),
+            torch.empty(2, device="meta"),
+            torch.empty(0),
+        ],
+        ids=["parameter", "gradient", "sparse", "meta", "empty"],
     )
     def test_others_are_torchs(self, torchs: list[torch.Tensor], source: torch.Tensor) -> None:
         """Tensors that are not plain dense CPU memory go to torch's own."""
@@ -103,23 +107,12 @@ class TestPinMemory:
         assert (torch.Tensor.pin_memory, torchs_registration.pin_memory) == (before, register)
 
 
-@pytest.fixture
-def group() -> Iterator[None]:
-    """Make a process group of one rank."""
-    untyped: Any = dist
-    untyped.init_process_group("gloo", store=untyped.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.skipif(dist.is_nccl_available(), reason="a torch with NCCL makes groups for the stand-in's GPU")
-@pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("ignore:.*requires_grad.*:UserWarning")
 def test_fsdp2_offload(gpu: FakeCuda) -> None:
     """Every parameter is in our memory, before and after steps, and the losses are those without offload."""
-    mesh = init_device_mesh("cpu", (1,))
 
-    def losses(**options: Any) -> list[float]:
+    def losses(mesh: Any, **options: Any) -> list[float]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 7))
         for module in (*model, model):
@@ -136,11 +129,18 @@ def test_fsdp2_offload(gpu: FakeCuda) -> None:
             assert all(gpu.is_registered(tensor.data_ptr()) for tensor in local)
         return found
 
-    expected = losses()
-    assert gpu.registered_bytes() == 0
-    with pinned.serve_torch():
-        assert losses(offload_policy=CPUOffloadPolicy()) == expected
-    assert gpu.registered_bytes() == (10 + 3) * PAGE  # 100 x 100 and 100 x 7 floats, and two biases
+    def are_the_same() -> bool:
+        untyped: Any = dist
+        untyped.init_process_group("gloo", store=untyped.HashStore(), rank=0, world_size=1)
+        mesh = init_device_mesh("cpu", (1,))
+        expected = losses(mesh)
+        assert gpu.registered_bytes() == 0
+        with pinned.serve_torch():
+            assert losses(mesh, offload_policy=CPUOffloadPolicy()) == expected
+        assert gpu.registered_bytes() == (10 + 3) * PAGE  # 100 x 100 and 100 x 7 floats, and two biases
+        return True
+
+    assert in_forked_child(are_the_same)  # afterwards, workers that a thread forks would hang in torch's fork handlers
 
 
 def test_a_checkpoint_that_keeps_its_copy(gpu: FakeCuda) -> None:
@@ -155,41 +155,35 @@ def test_a_checkpoint_that_keeps_its_copy(gpu: FakeCuda) -> None:
     assert gpu.registered_bytes() == 2 * PAGE
 
 
-class Runtime:
-    """A stand-in for CUDA's runtime, which registers memory with the stand-in driver's books of this test."""
-
-    def __init__(self) -> None:
-        self.registered: dict[int, int] = {}
-
-    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
-        """Register."""
-        assert flags == 1
-        self.registered[address] = num_bytes
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
-        """Unregister."""
-        del self.registered[address]
-        return 0
-
-
 @pytest.mark.usefixtures("gpu")
 class TestStaging:
-    """DefaultStager's own registrations."""
+    @pytest.fixture
+    def registered(self, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+        """Return what CUDA's runtime has registered, address and size. A stand-in notes it."""
+        found: dict[int, int] = {}
+
+        def register(address: int, num_bytes: int, flags: int) -> int:
+            assert flags == 1
+            found[address] = num_bytes
+            return 0
+
+        runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda address: found.pop(address) * 0)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        return found
 
     @pytest.mark.parametrize("share_memory", [True, False])
-    def test_it_is_placed_first(self, monkeypatch: pytest.MonkeyPatch, *, share_memory: bool) -> None:
+    def test_it_is_placed_first(
+        self, registered: dict[int, int], monkeypatch: pytest.MonkeyPatch, *, share_memory: bool
+    ) -> None:
         """Whole pages of large storages are placed on the node before they are registered, of small ones none."""
-        runtime, placed, place = Runtime(), [], placement.place
-        home = Locality(nodes=CpuSet({0}), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason="")
+        placed, place = [], placement.place
 
         def noted(address: int, num_bytes: int, **options: Any) -> Any:
-            assert not runtime.registered
+            assert not registered
             placed.append((address, num_bytes, options["nodes"]))
             return place(address, num_bytes, **options)
 
-        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-        monkeypatch.setattr(pinned, "_home", lambda *_: home)
+        monkeypatch.setattr(pinned, "_home", lambda *_: replace(ANYWHERE, nodes=CpuSet({0}), num_machine_nodes=2))
         monkeypatch.setattr(pinned, "place", noted)
         state = {"large": torch.randn(100_000), "small": torch.randn(1000)}
         stager = StateDictStager(pin_memory=True, share_memory=share_memory)
@@ -198,24 +192,24 @@ class TestStaging:
         assert all(torch.equal(staged[name], state[name]) for name in state)
         ((address, num_bytes, nodes),) = placed
         large = staged["large"]
-        assert runtime.registered == {tensor.data_ptr(): tensor.nbytes for tensor in staged.values()}
+        assert registered == {tensor.data_ptr(): tensor.nbytes for tensor in staged.values()}
         assert 0 <= address - large.data_ptr() < PAGE
         assert 0 <= large.data_ptr() + large.nbytes - (address + num_bytes) < PAGE
         assert (address % PAGE, num_bytes % PAGE, nodes) == (0, 0, {0})
         del staged, large
         stager.close()
-        assert runtime.registered == {}
+        assert registered == {}
 
-    def test_pages_that_do_not_come_are_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pages_that_do_not_come_are_reported(
+        self, registered: dict[int, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Memory that was used before is moved; what stays elsewhere is a warning, and is registered all the same."""
-        runtime, moved = Runtime(), []
-        home = Locality(nodes=CpuSet({1}), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason="")
-        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-        monkeypatch.setattr(pinned, "_home", lambda *_: home)
+        moved: list[Any] = []
+        monkeypatch.setattr(pinned, "_home", lambda *_: replace(ANYWHERE, nodes=CpuSet({1}), num_machine_nodes=2))
         monkeypatch.setattr(pinned, "move_pages", lambda *given, within: moved.append((given, within)))
         with pinned.serve_torch(), pytest.warns(RuntimeWarning, match="not all pages are on node 1: 100.0% on node 0"):
             staged = StateDictStager(pin_memory=True).stage({"large": torch.ones(100_000)})
-        assert list(runtime.registered) == [staged["large"].data_ptr()]
+        assert list(registered) == [staged["large"].data_ptr()]
         (((pid, addresses, node), within),) = moved
         assert (pid, node, within) == (os.getpid(), 1, {1})
         assert len(addresses) in {400_000 // PAGE - 1, 400_000 // PAGE}  # whole pages

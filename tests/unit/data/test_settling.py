@@ -13,117 +13,105 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec, num_open
-from tests.unit.data.seam import (
-    CpuSet,
-    Placement,
-    Pool,
-    Settler,
-    Settling,
-    Slot,
-    memory,
-    pinning,
-    placement,
-    share_on,
+from tests.contract.datasets import Raise
+from tests.data.loopback import (
+    ANYWHERE,
+    BATCH,
+    WAIT_S,
+    Loopback,
+    gpu,
+    held_bytes,
+    lent,
+    loopback,
+    make_slot,
+    make_spec,
+    num_open,
 )
+from tests.unit.data import seam
+from tests.unit.data.seam import memory, pinning, placement, share_on
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.cuda.fake import FakeCuda
-    from tests.unit.data.seam import Driver
 
 PAGE: Final = mmap.PAGESIZE
-BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page
 
 
 class Gate:
-    """A function that waits until it is opened before it calls another."""
+    """Lets no slot be pinned before it is open; `properties` are those of a pool behind it."""
 
-    def __init__(self, then: Any) -> None:
-        self.then, self.is_reached, self.is_open = then, threading.Event(), threading.Event()
+    def __init__(self) -> None:
+        self.properties = gpu()
+        self.then = self.properties["driver"].register
+        self.is_reached, self.is_open = threading.Event(), threading.Event()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Wait, and call the other function."""
         self.is_reached.set()
         assert self.is_open.wait(WAIT_S)
         return self.then(*args, **options)
 
 
 @pytest.fixture
-def gate(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Gate, dict[str, Any]]]:
-    """Give a gate before the driver pins anything, and a pool's properties with that driver."""
-    properties = gpu()
-    driver: Driver = properties["driver"]
+def gate(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     assert fake_cuda.registered_bytes() == 0
-    made = Gate(driver.register)
-    monkeypatch.setattr(driver, "register", made)
-    yield made, properties
+    made = Gate()
+    monkeypatch.setattr(made.properties["driver"], "register", made)
+    yield made
     made.is_open.set()
 
 
-def release(loop: Loopback, batch: torch.Tensor = BATCH) -> None:
-    """Have a batch come and go, and its slot settled."""
-    lent(loop, batch)
-    loop.settle()
-
-
 class TestPinning:
-    """A slot is pinned when it arrives with its first batch."""
-
     def test_it_is_pinned_once(self, fake_cuda: FakeCuda) -> None:
         """Later batches use it as it is."""
         before = placement.PINNED.total
         with loopback(**gpu()) as loop:
             for _ in range(5):
-                release(loop)
+                lent(loop, BATCH)
+                loop.settle()
             assert (fake_cuda.registered_bytes(), fake_cuda.get("registered_ranges")) == (PAGE, 1)
             assert (placement.PINNED.total, sum(slot.pinned_bytes for slot in loop.pool.slots)) == (before + PAGE, PAGE)
         assert (fake_cuda.registered_bytes(), placement.PINNED.total) == (0, before)
 
-    def test_the_slot_is_used_meanwhile(self, gate: tuple[Gate, dict[str, Any]]) -> None:
+    def test_the_slot_is_used_meanwhile(self, gate: Gate) -> None:
         """Pinning changes no byte: the batch stays as it is, and the next one may have the same slot."""
-        wall, properties = gate
-        with loopback(**properties) as loop:
+        with loopback(**gate.properties) as loop:
             first = lent(loop, BATCH)
             address = first.data_ptr()
-            assert wall.is_reached.wait(WAIT_S)
+            assert gate.is_reached.wait(WAIT_S)
             assert torch.equal(first, BATCH)
             del first
             assert loop.num_free() == 1
             other = lent(loop, -BATCH)
             assert other.data_ptr() == address
-            wall.is_open.set()
+            gate.is_open.set()
             loop.settle()
             assert torch.equal(other, -BATCH)
             assert [slot.pinned_on for slot in loop.pool.slots] == [0]
 
-    def test_the_slot_that_the_loop_waits_for_comes_next(
-        self, gate: tuple[Gate, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_slot_that_the_loop_waits_for_comes_next(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         """Batches arrive in another order than they are due. With one thread, so that jobs begin one by one."""
-        wall, properties = gate
         monkeypatch.setattr(pinning, "_NUM_THREADS", 1)
-        one = Settler()
+        one = seam.Settler()
         monkeypatch.setitem(pinning.settlers, os.getpid(), one)
         begun: list[int] = []
-        pin = Slot.pin
+        pin = seam.Slot.pin
 
-        def note(slot: Slot, driver: Driver, device: int) -> None:
+        def note(slot: seam.Slot, driver: seam.Driver, device: int) -> None:
             begun.append(slot.number)
             pin(slot, driver, device)
 
-        monkeypatch.setattr(Slot, "pin", note)
-        with loopback(**properties) as loop:
+        monkeypatch.setattr(seam.Slot, "pin", note)
+        with loopback(**gate.properties) as loop:
             parcels = [loop.send(BATCH) for _ in range(6)]
             *_, due = [parcel.slot for parcel in parcels]
             assert due is not None
-            assert wall.is_reached.wait(WAIT_S)
+            assert gate.is_reached.wait(WAIT_S)
             waiting = threading.Thread(target=due.wait_until_settled)
             waiting.start()
             assert wait_until(lambda: next(iter(one._jobs)) is due.settled, limit_s=WAIT_S)
-            wall.is_open.set()
+            gate.is_open.set()
             waiting.join()
             loop.settle()
         first, *between, last = [parcel.slot.number for parcel in parcels if parcel.slot]
@@ -214,12 +202,8 @@ def test_pages_that_cannot_be_faulted_in(
 
 def test_a_defect_is_reported_and_keeps_no_other_waiting(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of ours in one slot: the loop goes on without pinned memory."""
-
-    def fail(*_: object) -> None:
-        raise ArithmeticError("a defect")
-
     told: list[str] = []
-    monkeypatch.setattr(Slot, "pin", fail)
+    monkeypatch.setattr(seam.Slot, "pin", Raise(ArithmeticError, ("a defect",)))
     with loopback(told=told, **gpu()) as loop:
         parcels = [loop.send(BATCH) for _ in range(4)]
         assert not any(parcel.slot.wait_until_settled() for parcel in parcels if parcel.slot is not None)
@@ -227,114 +211,98 @@ def test_a_defect_is_reported_and_keeps_no_other_waiting(fake_cuda: FakeCuda, mo
     assert fake_cuda.registered_bytes() == 0
 
 
-class TestPlacement:
-    """The kernel is asked where a slot's pages are."""
+def test_its_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's answer is kept, even without a GPU; what is not as it should be is reported once."""
+    asked: list[dict[str, object]] = []
 
-    @pytest.fixture
-    def there(self) -> dict[str, Any]:
-        """Give the properties of a pool on the second of two nodes."""
-        return {"locality": replace(ANYWHERE, nodes=CpuSet({1}), num_machine_nodes=2)}
+    def check(_address: int, num_bytes: int, **where: object) -> seam.Placement:
+        asked.append(where)
+        return seam.Placement(pages={1: num_bytes // PAGE - 1, None: 1}, shortfalls=(f"not all of {len(asked)}",))
 
-    def test_its_answer_is_kept(self, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Even without a GPU; what is not as it should be is reported once."""
-        asked: list[dict[str, object]] = []
-
-        def check(_address: int, num_bytes: int, **where: object) -> Placement:
-            asked.append(where)
-            return Placement(pages={1: num_bytes // PAGE - 1, None: 1}, shortfalls=(f"not all of {len(asked)}",))
-
-        monkeypatch.setattr(placement, "check", check)
-        monkeypatch.setattr(placement, "prefer", lambda *_, **_within: iter(()))
-        told: list[str] = []
-        with loopback(told=told, **there) as loop:
-            for _ in range(3):
-                release(loop, torch.zeros(4 * PAGE, dtype=torch.uint8))
-            assert asked == [{"nodes": CpuSet({1}), "num_machine_nodes": 2}]
-            assert told == ["not all of 1"]
-            assert [dict(slot.pages or {}) for slot in loop.pool.slots] == [{1: 3, None: 1}]
-            assert share_on(CpuSet({1}), loop.pool.slots) == 0.75
-            kept = [lent(loop, torch.zeros(4 * PAGE, dtype=torch.uint8)) for _ in range(2)]
-            del kept
+    monkeypatch.setattr(placement, "check", check)
+    monkeypatch.setattr(placement, "prefer", lambda *_, **_within: iter(()))
+    told: list[str] = []
+    with loopback(told=told, locality=replace(ANYWHERE, nodes=seam.CpuSet({1}), num_machine_nodes=2)) as loop:
+        for _ in range(3):
+            lent(loop, torch.zeros(4 * PAGE, dtype=torch.uint8))
             loop.settle()
-            assert (len(asked), told) == (2, ["not all of 1"])  # the share is another, and in the stats
+        assert asked == [{"nodes": seam.CpuSet({1}), "num_machine_nodes": 2}]
+        assert told == ["not all of 1"]
+        assert [dict(slot.pages or {}) for slot in loop.pool.slots] == [{1: 3, None: 1}]
+        assert share_on(seam.CpuSet({1}), loop.pool.slots) == 0.75
+        kept = [lent(loop, torch.zeros(4 * PAGE, dtype=torch.uint8)) for _ in range(2)]
+        del kept
+        loop.settle()
+        assert (len(asked), told) == (2, ["not all of 1"])  # the share is another, and in the stats
 
 
-def test_what_is_being_pinned_is_unpinned_again(gate: tuple[Gate, dict[str, Any]], fake_cuda: FakeCuda) -> None:
+def test_what_is_being_pinned_is_unpinned_again(gate: Gate, fake_cuda: FakeCuda) -> None:
     """Nothing stays pinned, neither the slot at the driver nor those after it."""
-    wall, properties = gate
     before = placement.PINNED.total
-    with loopback(**properties) as loop:
+    with loopback(**gate.properties) as loop:
         kept = [lent(loop, BATCH) for _ in range(4)]
         del kept
         loop.pool.reclaim()
-        assert wall.is_reached.wait(WAIT_S)
-    wall.is_open.set()
+        assert gate.is_reached.wait(WAIT_S)
+    gate.is_open.set()
     assert wait_until_ended(pinning.settlers[os.getpid()])
     assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
     assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
 
 
-def test_slots_that_are_being_pinned_are_not_lost(gate: tuple[Gate, dict[str, Any]]) -> None:
+def test_slots_that_are_being_pinned_are_not_lost(gate: Gate) -> None:
     """The end of an epoch does not give them up, or free them twice."""
-    wall, properties = gate
-    with loopback(**properties) as loop:
+    with loopback(**gate.properties) as loop:
         lent(loop, BATCH)
         loop.pool.reclaim()
-        assert wall.is_reached.wait(WAIT_S)
+        assert gate.is_reached.wait(WAIT_S)
         loop.pool.recover()
-        wall.is_open.set()
+        gate.is_open.set()
         loop.settle()
         assert (loop.num_free(), [slot.pinned_on for slot in loop.pool.slots]) == (1, [0])
 
 
 @pytest.mark.parametrize("where", ["adopt", "lend"])
-@pytest.mark.parametrize("end", [Pool.close, Pool.recover])
+@pytest.mark.parametrize("end", [seam.Pool.close, seam.Pool.recover])
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_ctrl_c_while_a_slot_is_taken_in(
-    gate: tuple[Gate, dict[str, Any]],
+    gate: Gate,
     fake_cuda: FakeCuda,
     monkeypatch: pytest.MonkeyPatch,
     *,
     where: str,
-    end: Callable[[Pool], None],
+    end: Callable[[seam.Pool], None],
     is_settled: bool,
 ) -> None:
     """At the end of the epoch, or of the loader, the slot is unpinned and closed, pinned by then or not."""
-    wall, properties = gate
-    before = placement.PINNED.total
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with loopback(**properties) as loop:
+    before, interrupt = placement.PINNED.total, Raise(KeyboardInterrupt)
+    with loopback(**gate.properties) as loop:
         begin = loop.pool._settling.begin
         head, _body = loop.post(BATCH)
         with monkeypatch.context() as patch:
             if where == "lend":
-                patch.setattr(Slot, "lend", interrupt)
+                patch.setattr(seam.Slot, "lend", interrupt)
             else:
                 patch.setattr(loop.pool._settling, "begin", lambda slot: interrupt(begin(slot)))
             with pytest.raises(KeyboardInterrupt):
                 loop.pool.lend(head)
-        assert wall.is_reached.wait(WAIT_S)
+        assert gate.is_reached.wait(WAIT_S)
         if is_settled:
-            wall.is_open.set()
+            gate.is_open.set()
             assert wait_until_ended(pinning.settlers[os.getpid()])
             assert fake_cuda.registered_bytes() == PAGE
         end(loop.pool)
         assert (loop.pool.slots, num_open()) == ((), 0)
-        wall.is_open.set()
+        gate.is_open.set()
         assert wait_until_ended(pinning.settlers[os.getpid()])
         assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
         assert fake_cuda.registered_bytes() == 0
 
 
 class TestThread:
-    """Two threads for the whole process."""
-
     def test_they_end_when_there_is_nothing_to_do(self) -> None:
         """A loader in its steady state has no thread more; the next job starts one again."""
-        settler, done = Settler(), list[int]()
+        settler, done = seam.Settler(), list[int]()
         for number in range(3):
             settler.submit(threading.Event(), partial(done.append, number))
             assert wait_until_ended(settler)
@@ -342,18 +310,18 @@ class TestThread:
 
     def test_a_batch_that_arrives_while_python_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing is pinned any more, and the loop does not wait for that."""
-        settler = Settler()
+        settler = seam.Settler()
         for lock in settler._idle:
             lock.is_over = True
         monkeypatch.setitem(pinning.settlers, os.getpid(), settler)
-        slot = make_slot()
-        Settling(make_spec()).begin(slot)
+        slot = make_slot(1)
+        seam.Settling(make_spec()).begin(slot)
         assert not slot.wait_until_settled()
         assert not slot.is_settled
 
     def test_jobs_that_no_thread_has_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C while the thread is started leaves one; the next job's thread runs it, or, without one, its caller."""
-        settler, done = Settler(), list[int]()
+        settler, done = seam.Settler(), list[int]()
         errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("can't start new thread")]
 
         def refuse(_thread: threading.Thread) -> None:
@@ -368,18 +336,11 @@ class TestThread:
 
     def test_ctrl_c_in_a_job_that_runs_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without a thread the loop does the jobs; after Ctrl-C in one, the next to wait does those behind it."""
-
-        def refuse(_thread: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        def interrupt() -> None:
-            raise KeyboardInterrupt
-
-        settler, done, overs = Settler(), list[int](), [threading.Event() for _ in range(3)]
+        settler, done, overs = seam.Settler(), list[int](), [threading.Event() for _ in range(3)]
         monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
-        settler.submit(overs[0], interrupt)
+        settler.submit(overs[0], Raise(KeyboardInterrupt))
         settler.submit(overs[1], partial(done.append, 1))
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        monkeypatch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
         with pytest.raises(KeyboardInterrupt):
             settler.submit(overs[2], partial(done.append, 2))
         settler.finish(overs[2])
@@ -387,12 +348,10 @@ class TestThread:
 
     def test_a_defect_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is reported as any error in a thread, and the jobs behind it are done."""
-        settler, done, reported = Settler(), list[int](), []
+        settler, done, reported = seam.Settler(), list[int](), []
         monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
 
-        def fail() -> None:
-            raise SystemError
-
+        fail = Raise(SystemError)
         for job in (fail, fail, fail, lambda: done.append(4)):
             settler.submit(threading.Event(), job)
         assert wait_until_ended(settler)
@@ -401,7 +360,7 @@ class TestThread:
     @pytest.mark.parametrize("has_begun", [True, False])
     def test_ctrl_c_while_a_thread_is_started(self, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
         """The loop may wait for the job all the same, and there are no more threads than two afterwards."""
-        settler, start, done = Settler(), threading.Thread.start, list[int]()
+        settler, start, done = seam.Settler(), threading.Thread.start, list[int]()
 
         def interrupted(thread: threading.Thread) -> None:
             if has_begun:
@@ -418,11 +377,5 @@ class TestThread:
         assert (done, len(set(settler._idle))) == ([1], 2)
 
 
-def make_slot() -> Slot:
-    """Return a slot without memory."""
-    return Slot(number=1, fd=None, num_bytes=0, address=0, owner=torch.empty(0), worker=0)
-
-
-def wait_until_ended(settler: Settler) -> bool:
-    """Return whether a settler's threads end in time."""
+def wait_until_ended(settler: seam.Settler) -> bool:
     return wait_until(lambda: len(settler._idle) == 2 and not settler._jobs, limit_s=WAIT_S)

@@ -1,4 +1,4 @@
-"""A worker's end of the slots: granted ones, and those that it makes."""
+"""A worker's end of the slots, granted ones and those that it makes; their sizes, and which are kept."""
 
 from __future__ import annotations
 
@@ -12,22 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.data.loopback import ANYWHERE, num_mapped, num_open, slot_descriptors
-from tests.unit.data.seam import (
-    NO_GRANT,
-    BatchMemory,
-    CpuSet,
-    HandedDown,
-    Handover,
-    WorkerSlots,
-    map_memfd,
-    memory,
-    placement,
-)
+from tests.contract.datasets import Raise
+from tests.data.loopback import ANYWHERE, make_slot, num_mapped, num_open, slot_descriptors
+from tests.unit.data import seam
+from tests.unit.data.seam import capacity_for, map_memfd, memory, placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PAGE: Final = mmap.PAGESIZE
 SIZE: Final = 4 * PAGE
@@ -37,35 +31,19 @@ NEVER_EXECUTED: Final = 0x0008  # MFD_NOEXEC_SEAL
 
 
 class Rank:
-    """The other end: it hands slots over, and takes those that the worker made."""
-
     def __init__(self, **locality: Any) -> None:
-        self.arrivals = Handover()
+        self.arrivals = seam.Handover()
         handed_down = {number: (slot_of(number), SIZE) for number in (5, 6, 7)}
-        self.own = WorkerSlots(self.arrivals, replace(ANYWHERE, **locality), handed_down, serial=SERIAL)
+        self.own = seam.WorkerSlots(self.arrivals, replace(ANYWHERE, **locality), handed_down, serial=SERIAL)
 
     def grant(self, number: int) -> None:
-        """Give a slot to the worker, which has it mapped."""
-        self.own.accept(NO_GRANT._replace(slot=number, expected_bytes=SIZE))
+        self.own.accept(seam.NO_GRANT._replace(slot=number, expected_bytes=SIZE))
 
     def expect(self, num_bytes: int) -> None:
-        """Give the worker a task without a slot."""
-        self.own.accept(NO_GRANT._replace(expected_bytes=num_bytes))
-
-    def received(self, number: int) -> tuple[int, int]:
-        """Return the size of a slot that the worker has made, and the memory that it takes."""
-        fd = self.arrivals.take(number)
-        found = os.fstat(fd)
-        os.close(fd)
-        return found.st_size, found.st_blocks * 512
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.arrivals.close()
+        self.own.accept(seam.NO_GRANT._replace(expected_bytes=num_bytes))
 
 
 def slot_of(fill: int) -> torch.Tensor:
-    """Return the memory of a slot, filled with a byte."""
     fd = os.memfd_create("numapin-slot")
     os.ftruncate(fd, SIZE)
     memory = map_memfd(fd, SIZE).fill_(fill)
@@ -75,10 +53,9 @@ def slot_of(fill: int) -> torch.Tensor:
 
 @pytest.fixture
 def rank() -> Iterator[Rank]:
-    """Give a rank with one worker."""
     made = Rank()
     yield made
-    made.close()
+    made.arrivals.close()
 
 
 @pytest.fixture(autouse=True)
@@ -89,27 +66,17 @@ def _no_slot_stays_open() -> Iterator[None]:
         os.close(fd)
 
 
-def take(own: WorkerSlots, num_bytes: int = SIZE) -> BatchMemory:
-    """Return memory for a batch."""
+def take(own: seam.WorkerSlots, num_bytes: int = SIZE) -> seam.BatchMemory:
     found = own.take(num_bytes)
     assert found is not None
     return found
 
 
-def refuse(code: int) -> Callable[..., Any]:
-    """Return a function that raises this error of the kernel."""
-
-    def refuse(*_args: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return refuse
-
-
 def test_a_slot_is_placed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy is set on the whole slot while it has no page; a refusal is reported once."""
-    seen: list[tuple[int, CpuSet, CpuSet]] = []
+    seen: list[tuple[int, seam.CpuSet, seam.CpuSet]] = []
 
-    def prefer(address: int, num_bytes: int, nodes: CpuSet, *, within: CpuSet) -> Iterator[str]:
+    def prefer(address: int, num_bytes: int, nodes: seam.CpuSet, *, within: seam.CpuSet) -> Iterator[str]:
         seen.append((num_bytes, nodes, within))
         lines = Path("/proc/self/smaps").read_text(encoding="ascii").split("\n")
         at = next(number for number, line in enumerate(lines) if line.startswith(f"{address:x}-"))
@@ -117,19 +84,15 @@ def test_a_slot_is_placed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) 
         yield "memory on node 1 was refused"
 
     monkeypatch.setattr(placement, "prefer", prefer)
-    rank = Rank(nodes=CpuSet({1}), num_machine_nodes=2)
+    rank = Rank(nodes=seam.CpuSet({1}), num_machine_nodes=2)
     rank.expect(SIZE)
     for _ in range(2):
         take(rank.own).reserve(PAGE)
-    assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
-    assert [rank.own.report(0).notes, rank.own.report(0).notes] == [
-        ("memory on node 1 was refused",),
-        (),
-    ]
-    rank.close()
+    assert seen == [(SIZE, seam.CpuSet({1}), seam.CpuSet())] * 2
+    assert [rank.own.report(0).notes for _ in range(2)] == [("memory on node 1 was refused",), ()]
+    rank.arrivals.close()
 
 
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kernel", ["this", "older"])
 def test_the_size_of_a_slot_is_fixed(rank: Rank, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     """Otherwise whoever reads the rest of it would end by SIGBUS. Since Linux 6.3 it cannot be made executable."""
@@ -137,7 +100,9 @@ def test_the_size_of_a_slot_is_fixed(rank: Rank, monkeypatch: pytest.MonkeyPatch
 
     def memfd_create(name: str, flags: int) -> int:
         asked.append(flags)
-        return own(name, _without_noexec(flags) if kernel == "older" else flags)
+        if kernel == "older" and flags & NEVER_EXECUTED:
+            raise OSError(errno.EINVAL, "before Linux 6.3")
+        return own(name, flags)
 
     monkeypatch.setattr(os, "memfd_create", memfd_create)
     made = take(rank.own)
@@ -145,28 +110,10 @@ def test_the_size_of_a_slot_is_fixed(rank: Rank, monkeypatch: pytest.MonkeyPatch
     rank.own.send(made)
     fd = rank.arrivals.take(made.number)
     assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
-    child = os.fork()
-    if not child:
-        os._exit(0 if all(is_refused(fd, size) for size in (0, made.capacity + PAGE)) else 1)
-    status = os.waitpid(child, 0)[1]
+    for size in (0, made.capacity + PAGE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
     os.close(fd)
-    assert status == 0
-
-
-def is_refused(fd: int, num_bytes: int) -> bool:
-    """Return whether a file's size cannot be changed."""
-    try:
-        os.ftruncate(fd, num_bytes)
-    except PermissionError:
-        return True
-    return False
-
-
-def _without_noexec(flags: int) -> int:
-    """Refuse what kernels before Linux 6.3 do not know."""
-    if flags & ~(os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    return flags
 
 
 @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT, errno.EINVAL])
@@ -175,8 +122,8 @@ def test_a_slot_taken_over_for_which_there_is_no_memory(monkeypatch: pytest.Monk
     fd = os.memfd_create("numapin-slot")
     os.ftruncate(fd, SIZE)
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "populate", refuse(code))
-        assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
+        patch.setattr(memory, "populate", Raise(OSError, (code, "a test")))
+        assert list(seam.HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
     assert num_open() == 0
 
 
@@ -184,7 +131,7 @@ def test_a_slot_that_cannot_be_cut_to_its_size(rank: Rank, monkeypatch: pytest.M
     """Its descriptor is closed, and it is not mistaken for a granted slot."""
     made = take(rank.own)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "ftruncate", refuse(errno.ETOOMANYREFS))
+        patch.setattr(os, "ftruncate", Raise(OSError, (errno.ETOOMANYREFS, "Too many references")))
         with pytest.raises(OSError, match="Too many references"):
             rank.own.send(made)
     assert num_open() == 0
@@ -233,9 +180,7 @@ def test_those_that_are_too_small_do_not_pile_up(rank: Rank) -> None:
 
 @pytest.mark.parametrize("is_granted", [True, False], ids=["granted", "made by the worker"])
 @pytest.mark.parametrize(
-    "refer",
-    [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)],
-    ids=["a view", "a tensor"],
+    "refer", [lambda view: view[:10], lambda view: torch.frombuffer(view, dtype=torch.int8)], ids=["a view", "a tensor"]
 )
 def test_a_slot_that_is_referred_to_is_not_written_again(
     rank: Rank, refer: Callable[[memoryview], Any], *, is_granted: bool
@@ -257,9 +202,85 @@ def test_a_slot_that_is_referred_to_is_not_written_again(
     rank.grant(number)
     assert take(rank.own).number != number
     report = rank.own.report(0)
-    refused, still_kept = report.refused, report.kept
-    assert (refused, number in still_kept) == ((number,), True)
+    assert (report.refused, number in report.kept) == ((number,), True)
     assert set(bytes(kept)) == {5}
     del kept
     rank.grant(number)
     assert take(rank.own).number == number
+
+
+MB: Final = 1 << 20
+SLOTS: Final = [make_slot(number) for number in range(10)]
+
+
+@given(st.integers(0, 1 << 40))
+def test_the_batch_fits_and_little_is_wasted(num_bytes: int) -> None:
+    """It is in whole pages, and at most an eighth or a page larger than the batch."""
+    capacity = capacity_for(num_bytes)
+    assert capacity % PAGE == 0
+    assert num_bytes <= capacity <= max(num_bytes + num_bytes // 8 + 1, num_bytes + PAGE)
+    assert capacity_for(capacity) == capacity
+
+
+def test_batches_of_similar_sizes_share_slots() -> None:
+    """Between two powers of two there are eight sizes."""
+    assert len({capacity_for(num_bytes) for num_bytes in range(8 * MB + 1, 16 * MB + 1, 5000)}) == 8
+
+
+def sizes_of(sizes: Iterable[int]) -> seam.RecentSizes:
+    recent = seam.RecentSizes()
+    for size in sizes:
+        recent.note(size)
+    return recent
+
+
+def test_before_the_first_batch_nothing_is_known() -> None:
+    """The worker then takes as much address space as any batch may need; the first batch decides for the next."""
+    assert seam.RecentSizes().expected_bytes == 0
+    assert sizes_of([5 * MB]).expected_bytes == capacity_for(5 * MB)
+
+
+@pytest.mark.parametrize("at", [0, 10, 19])
+def test_one_outlier_among_twenty_changes_nothing(at: int) -> None:
+    """Its slot is not kept, and others do not get its size."""
+    sizes = [MB] * 20
+    sizes[at] = 200 * MB
+    recent = sizes_of(sizes)
+    assert recent.expected_bytes == MB
+    assert [recent.is_useful(size) for size in (MB, 2 * MB, 3 * MB, 200 * MB)] == [True, True, False, False]
+
+
+@given(st.lists(st.sampled_from([1, MB, MB + 1, 3 * MB, 50 * MB]), min_size=1, max_size=80))
+def test_only_the_last_thirty_two_count(sizes: list[int]) -> None:
+    """In any sequence; a new slot is useful at once, and at least nine of ten batches fit into it."""
+    recent, late = sizes_of(sizes), sizes_of(sizes[-32:])
+    assert recent.expected_bytes == late.expected_bytes
+    probes = [PAGE, MB, 2 * MB, 3 * MB, 50 * MB, 100 * MB, 101 * MB]
+    assert [recent.is_useful(size) for size in probes] == [late.is_useful(size) for size in probes]
+    assert recent.is_useful(recent.expected_bytes)
+    last = sizes[-32:]
+    assert 10 * sum(size > recent.expected_bytes for size in last) <= len(last)
+
+
+def test_slots_that_were_never_in_use_are_surplus() -> None:
+    """A loop that kept many batches once does not hold their memory forever, but one spare a worker."""
+    free = seam.FreeSlots(SLOTS)
+    dropped = 0
+    for _ in range(1000):
+        one = free.pop()
+        if free.is_surplus():
+            dropped += 1
+        else:
+            free.append(one)
+    assert (dropped, len(free)) == (8, 2)  # one in use, one to spare
+
+
+def test_slots_that_are_used_now_and_then_stay() -> None:
+    """Every 30 batches the loop keeps nine at once."""
+    free = seam.FreeSlots(SLOTS)
+    for step in range(1000):
+        used = [free.pop() for _ in range(9 if step % 30 == 0 else 1)]
+        for one in used:
+            assert not free.is_surplus()
+            free.append(one)
+    assert len(free) == 10

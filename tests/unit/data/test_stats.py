@@ -1,47 +1,21 @@
-"""Counts of a running loader, and what is reported about it."""
+"""The data path of a loader: which pool each of its iterators gets, its counts, and what is reported about it."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.data.loopback import Loopback, lent, make_head
-from tests.unit.data.seam import Counts, Miss, Stats
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tests.unit.data.seam import DataPath
+from tests.data.loopback import Loopback, lent, make_head, num_open
+from tests.unit.data.seam import NO_SLOT, Counts, DataPath, Miss, Stats
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 HEAD: Final = make_head(slot=1, slot_bytes=100, num_bytes=100)
-
-
-IDLE: Final = Stats(
-    batches=0,
-    bytes=0,
-    hits=0,
-    misses={},
-    wait_s_per_batch=None,
-    wait_share=None,
-    transfer_gbps=None,
-    slots=0,
-    slots_made=0,
-    slot_bytes=0,
-    slots_on_loan=0,
-    pinned_bytes=0,
-    nodes=(),
-    share_on_node=None,
-    placement="the machine has one NUMA node, 0",
-    notes=(),
-)
-BUSY: Final = replace(
-    IDLE,
+BUSY: Final = Stats(
     batches=1200,
     bytes=1200 * (38 << 20),
     hits=1180,
@@ -69,15 +43,15 @@ def test_arrivals() -> None:
     for head in heads:
         counts.note_arrival(head)
     assert (counts.hits, counts.slots_made, counts.num_bytes) == (3, 1, 600)
-    assert dict(counts.misses) == {
-        "the kernel had no memory for a slot": 2,
-        "a tensor that only torch can send": 1,
-    }
+    assert dict(counts.misses) == {"the kernel had no memory for a slot": 2, "a tensor that only torch can send": 1}
 
 
 def test_stats_of_waits(path: DataPath) -> None:
     """The mean is over all batches, the share over the steps between them; unknown ones are None."""
-    assert path.stats() == replace(IDLE, placement="a test")
+    facts = path.stats().as_dict()
+    assert {name for name, fact in facts.items() if fact} == {"placement"}
+    unknown = {"wait_s_per_batch", "wait_share", "transfer_gbps", "share_on_node"}
+    assert {name for name, fact in facts.items() if fact is None} == unknown
     path.counts.note_step(waited_s=30.0, stepped_s=None)
     before = path.stats()
     for _ in range(3):
@@ -139,3 +113,59 @@ def test_dict() -> None:
     assert told.keys() == set(Stats.__slots__)
     assert json.loads(json.dumps(told)) == told
     assert (told["nodes"], told["misses"]) == ([1], {"a tensor that only torch can send": 20})
+
+
+LOADER: Final[DataLoader[int]] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("are_gone", [True, False])
+def test_a_pool_is_used_again_if_its_workers_are_gone(path: DataPath, *, are_gone: bool) -> None:
+    """One that lives may still write to its slots, so the next iterator gets others."""
+    first = path.lane(LOADER, pins=False)
+    pool = first.pool
+    assert pool is not None
+    first.end(workers_are_gone=are_gone)
+    second = path.lane(LOADER, pins=False)
+    assert (second.pool is pool) is are_gone
+    second.end(workers_are_gone=True)
+
+
+def test_what_a_workers_child_may_read_though_the_batch_never_arrives(path: DataPath) -> None:
+    """The loop is left while the message waits in the pipe: the slot that it names goes to no other worker."""
+    lane = path.lane(LOADER, pins=False)
+    assert lane.pool is not None
+    loop = Loopback(lane.pool)
+    lent(loop, torch.arange(1000.0))
+    packer = loop.begin()
+    batch = packer.allocate(torch.float32, (1000,))
+    loop.workers[0].note_fork()
+    lane.results.send(loop.pack(batch))
+    (slot,) = loop.pool.slots
+    assert not slot.is_inherited
+    lane.end(workers_are_gone=True)
+    assert slot.is_inherited
+    assert loop.pool.grant(0).slot == NO_SLOT
+
+
+@pytest.mark.parametrize("step", ["forget", "close"])
+def test_ctrl_c_at_the_end_of_an_epoch(path: DataPath, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The queue is closed and the pool given back; not used again unless all messages in the pipe were read."""
+    lane = path.lane(LOADER, pins=False)
+    pool, results, close = lane.pool, lane.results, lane.results.close
+    assert pool is not None
+    loop = Loopback(pool)
+    lent(loop, torch.arange(1000.0))
+
+    def interrupt(*_: object) -> None:
+        if step == "close":
+            close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, step, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lane.end(workers_are_gone=True)
+    assert results._reader.closed
+    assert num_open() == (0 if step == "forget" else 1)
+    following = path.lane(LOADER, pins=False)
+    assert (following.pool is pool) is (step == "close")
+    following.end(workers_are_gone=True)

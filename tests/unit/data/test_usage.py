@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import resource
 from types import SimpleNamespace
@@ -11,48 +10,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.data.loopback import in_forked_child
 from tests.unit.data import seam
-from tests.unit.data.seam import (
-    SCHEMA,
-    Counts,
-    JobUsage,
-    LoaderUsage,
-    Miss,
-    Shortfall,
-    read_loaders,
-    read_record,
-    usage_log,
-)
+from tests.unit.data.seam import read_loaders, read_record, usage_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-def usage(rank: int = 0, **fields: Any) -> LoaderUsage:
-    """Return a process's usage, of a process that ended without having loaders unless the fields say otherwise."""
-    defaults: dict[str, Any] = {
-        "restart": 0,
-        "is_complete": True,
-        "num_loaders": 0,
-        "num_batches": 0,
-        "outside": (),
-        "others": (),
-    }
-    return LoaderUsage(rank=rank, **(defaults | fields))
+def usage(rank: int = 0, **fields: Any) -> seam.LoaderUsage:
+    counts: dict[str, Any] = {"num_loaders": 0, "num_batches": 0, "outside": (), "others": ()}
+    return seam.LoaderUsage(rank=rank, **{"restart": 0, "is_complete": True, **counts, **fields})
 
 
-def off(number: int, where: str) -> Shortfall:
-    """Return loaders that are off the path."""
-    return Shortfall(number=number, reason=f"num_workers=0 ({where})")
+def off(number: int, where: str) -> seam.Shortfall:
+    return seam.Shortfall(number=number, reason=f"num_workers=0 ({where})")
 
 
-def line(*usages: LoaderUsage, ranks: frozenset[int] | None = None, unread: tuple[str, ...] = ()) -> str:
-    """Return the line of a job with these usages."""
+def line(*usages: seam.LoaderUsage, ranks: frozenset[int] | None = None, unread: tuple[str, ...] = ()) -> str:
     there = frozenset(usage.rank for usage in usages) if ranks is None else ranks
-    return JobUsage(usages=usages, ranks=there, unread=unread).line()
+    return seam.JobUsage(usages=usages, ranks=there, unread=unread).line()
 
 
+KILLED: Final[dict[str, Any]] = {"num_loaders": 1, "is_complete": False}
 EACH: Final[dict[str, Any]] = {"num_loaders": 1, "num_batches": 10, "others": (off(1, "a.py:1"), off(2, "b.py:2"))}
 LINES: Final[dict[str, tuple[str, str]]] = {
     "loaders, batches and the place of the loader that is off the path": (
@@ -71,13 +52,8 @@ LINES: Final[dict[str, tuple[str, str]]] = {
     ),
     "batches outside the slots, ranks without a loader, killed ranks, unreadable records": (
         line(
-            usage(
-                num_loaders=1,
-                num_batches=1,
-                is_complete=False,
-                outside=(Shortfall(number=1, reason="slots are turned off"),),
-            ),
-            usage(3, num_loaders=1, num_batches=1, is_complete=False),
+            usage(num_batches=1, outside=(seam.Shortfall(number=1, reason="slots are turned off"),), **KILLED),
+            usage(3, num_batches=1, **KILLED),
             ranks=frozenset({0, 1, 2, 3}),
             unread=("loaders-2-0-7.json cannot be read: no",),
         ),
@@ -87,12 +63,11 @@ LINES: Final[dict[str, tuple[str, str]]] = {
         "loaders-2-0-7.json cannot be read: no",
     ),
 }
-KILLED: Final[dict[str, Any]] = {"num_loaders": 1, "is_complete": False}
-STRICT: Final[dict[str, tuple[tuple[LoaderUsage, ...], bool]]] = {
+STRICT: Final[dict[str, tuple[tuple[seam.LoaderUsage, ...], bool]]] = {
     "a loader on the path": ((usage(num_loaders=1),), True),
     "no loader": ((usage(),), False),
     "another loader": ((usage(num_loaders=1, others=(off(1, "train.py:12"),)),), False),
-    "a batch outside": ((usage(num_loaders=1, outside=(Shortfall(number=1, reason="x"),)),), False),
+    "a batch outside": ((usage(num_loaders=1, outside=(seam.Shortfall(number=1, reason="x"),)),), False),
     "killed": ((usage(**KILLED),), False),
     "killed by the last restart": ((usage(**KILLED), usage(restart=1, num_loaders=1)), True),
     "killed after it": ((usage(restart=1, **KILLED), usage(restart=1, num_loaders=1)), False),
@@ -108,23 +83,15 @@ def test_the_line_at_the_end_of_a_job() -> None:
 def test_what_strict_asks_for() -> None:
     """There were loaders, and all of them took the path with all of their batches, since the last restart."""
     for what, (usages, expected) in STRICT.items():
-        assert JobUsage(usages=usages, ranks=frozenset({0})).all_took_it is expected, what
-    one_of_two = JobUsage(usages=(usage(num_loaders=1),), ranks=frozenset({0, 1}))
+        assert seam.JobUsage(usages=usages, ranks=frozenset({0})).all_took_it is expected, what
+    one_of_two = seam.JobUsage(usages=(usage(num_loaders=1),), ranks=frozenset({0, 1}))
     assert one_of_two.all_took_it  # a rank may have no loader
-
-
-class Owner:
-    """A stand-in for a data path: counts, with the identity of an object."""
-
-    def __init__(self) -> None:
-        self.counts = Counts()
 
 
 class Odd:
     """A loader whose equality says nothing, and which has no hash."""
 
     def __eq__(self, other: object) -> bool:
-        """Equal everything."""
         return True
 
     __hash__ = None  # type: ignore[assignment]
@@ -132,7 +99,6 @@ class Odd:
 
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """Give an environment as a rank finds it, and no log of earlier tests."""
     monkeypatch.setattr(usage_log, "_logs", {})
     finalizers: list[object] = []
     monkeypatch.setattr("multiprocessing.util.Finalize", lambda *arguments, **_: finalizers.append(arguments))
@@ -144,15 +110,13 @@ def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
     assert len(finalizers) <= 1
 
 
-def written(folder: Path) -> LoaderUsage:
-    """Return the only record in a folder."""
+def written(folder: Path) -> seam.LoaderUsage:
     (path,) = folder.iterdir()
     assert path.name == f"loaders-5-2-{os.getpid()}.json"
-    return read_record(LoaderUsage, path.read_text(), source=str(path), hint="", schema=SCHEMA)
+    return read_record(seam.LoaderUsage, path.read_text(), source=str(path), hint="", schema=seam.SCHEMA)
 
 
 def at_exit() -> None:
-    """Write the record as at the end of the process."""
     log = usage_log._logs[os.getpid()]
     assert log is not None
     log.write(is_complete=True)
@@ -160,16 +124,14 @@ def at_exit() -> None:
 
 @pytest.mark.usefixtures("environ")
 class TestLog:
-    """What a process notes and writes."""
-
     def test_counts_of_loaders_that_are_gone_stay(self, tmp_path: Path) -> None:
         """A loader counts once whatever its epochs, and its batches when the record is written, even if it is gone."""
-        paths = [Owner(), Owner()]
+        paths: list[Any] = [type("Path", (), {"counts": seam.Counts()})() for _ in range(2)]
         for path in (*paths, *paths):
-            usage_log.note_path(path)  # type: ignore[arg-type]
+            usage_log.note_path(path)
         for path, batches in zip(paths, (3, 4), strict=True):
             path.counts.batches = batches
-            path.counts.misses.update({Miss.UNSUPPORTED: 1, Miss.SHARED: 1})
+            path.counts.misses.update({seam.Miss.UNSUPPORTED: 1, seam.Miss.SHARED: 1})
         paths.pop()
         del path
         gc.collect()
@@ -179,7 +141,7 @@ class TestLog:
             restart=2,
             num_loaders=2,
             num_batches=7,
-            outside=(Shortfall(number=2, reason=str(Miss.UNSUPPORTED)),),
+            outside=(seam.Shortfall(number=2, reason=str(seam.Miss.UNSUPPORTED)),),
         )
 
     def test_other_loaders_count_by_reason_and_place(self, tmp_path: Path) -> None:
@@ -201,7 +163,7 @@ class TestLog:
         writes: list[str] = []
         monkeypatch.setattr(seam.handover, "write_text", lambda *arguments: writes.append(arguments[1]))
         for _ in range(100):
-            usage_log.note_path(Owner())  # type: ignore[arg-type]
+            usage_log.note_path(SimpleNamespace(counts=seam.Counts()))  # type: ignore[arg-type]
             usage_log.note_other(Odd(), "num_workers=0")
         assert len(writes) == 3  # an empty one first
 
@@ -226,20 +188,21 @@ def test_nothing_is_written_without_a_launcher_that_asks(
     """Outside of `numapin run --dataloader=numapin` no file appears."""
     environ.delenv(name)
     usage_log.note_other(Odd(), "a")
-    usage_log.note_path(SimpleNamespace(counts=Counts()))  # type: ignore[arg-type]
+    usage_log.note_path(SimpleNamespace(counts=seam.Counts()))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("environ")
 def test_a_full_disk_leaves_an_empty_record(tmp_path: Path) -> None:
     """A process that cannot write its record leaves an empty one, which --strict does not accept."""
-    child = os.fork()
-    if not child:
+
+    def note() -> bool:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         usage_log.note_other(Odd(), "a")
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(f"loaders-5-2-{child}.json", "")]
+        return True
+
+    assert in_forked_child(note)
+    assert [path.read_text() for path in tmp_path.iterdir()] == [""]
     assert "cannot be read" in read_loaders(str(tmp_path)).line()
 
 
@@ -249,14 +212,14 @@ def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
     usage_log.note_other(Odd(), "in the parent")
     usage_log.note_other(Odd(), "also there")
     assert len(written(tmp_path).others) == 2
-    child = os.fork()
-    if not child:
+
+    def note() -> bool:
         usage_log.note_other(Odd(), "in the child")
-        os._exit(0)
-    os.waitpid(child, 0)
-    names = {
-        path.name: json.loads(path.read_text())["others"][0]["reason"].partition(" (")[0] for path in tmp_path.iterdir()
-    }
-    assert names == {
-        f"loaders-5-2-{pid}.json": f"in the {who}" for pid, who in ((os.getpid(), "parent"), (child, "child"))
-    }
+        return True
+
+    assert in_forked_child(note)
+    texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert "in the parent" in texts.pop(f"loaders-5-2-{os.getpid()}.json")
+    (of_child,) = texts.values()
+    assert "in the child" in of_child
+    assert "in the parent" not in of_child

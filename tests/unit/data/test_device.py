@@ -1,34 +1,37 @@
-"""device_transform= on the stand-in for the driver, whose device memory is host memory."""
+"""device="cuda" and device_transform= on the stand-in for the driver, whose device memory is host memory."""
 
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import numapin
-from tests.contract.datasets import Made
-from tests.cuda.fake import FakeStream, moving
-from tests.data.child import in_forked_child
-from tests.data.loopback import WAIT_S
-from tests.unit.data.seam import opening, tensors_in
+from numapin.errors import UsageError
+from tests.contract.datasets import Made, Raise
+from tests.cuda.fake import FakeCuda, FakeStream, moving
+from tests.data.loopback import WAIT_S, in_forked_child, make_head
+from tests.integration.gpu_loading import BATCH, Filled, wrong_ones
+from tests.unit.data.seam import CudaRefused, _Copy, opening, small_runs, tensors_in
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.cuda.fake import FakeCuda
+    from collections.abc import Callable, Iterator, Sequence
 
 NUM_BATCHES = 24
 LONG = 1 << 16
 
 
 def item(index: int) -> Any:
-    """Return a tensor that is filled with the index, and a large array that is."""
     return torch.full((LONG,), index), np.full(LONG, index)
 
 
@@ -46,7 +49,6 @@ class Calls:
         self.note: Callable[[Any], object] = id
 
     def __call__(self, batch: Any) -> Any:
-        """Return what the loop gets: twice the tensor, and the array."""
         number = int(batch[0][0])
         self.numbers.append(number)
         self.note(batch)
@@ -56,26 +58,24 @@ class Calls:
 
 @pytest.fixture
 def calls() -> Calls:
-    """Give the function."""
     return Calls()
+
+
+@contextmanager
+def loading(fake: FakeCuda, dataset: Any, batch_size: int | None, **options: Any) -> Iterator[Any]:
+    with moving(), numapin.DataLoader(dataset, batch_size, num_workers=2, device="cuda", **options) as made:
+        yield made
+        gc.collect()  # an iterator that an error's traceback holds in a cycle; the stand-in is about to go
+    assert (fake.depth(), fake.mode()) == (0, 0)
 
 
 @pytest.fixture
 def loader(fake_cuda: FakeCuda, calls: Calls) -> Iterator[Any]:
-    """Give a loader whose batches are moved to the stand-in's device, and transformed."""
-    with (
-        moving(),
-        numapin.DataLoader(
-            Made(item, NUM_BATCHES), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=calls
-        ) as made,
-    ):
+    with loading(fake_cuda, Made(item, NUM_BATCHES), None, collate_fn=leave, device_transform=calls) as made:
         yield made
-        gc.collect()  # an iterator that an error's traceback holds in a cycle; the stand-in is about to go
-    assert (fake_cuda.depth(), fake_cuda.mode()) == (0, 0)
 
 
 def numbers_of(batches: list[Any]) -> list[int]:
-    """Return the numbers of batches, of which both parts must be right."""
     numbers = [int(batch["x"][0]) // 2 for batch in batches]
     for batch, number in zip(batches, numbers, strict=True):
         assert bool((batch["x"] == 2 * number).all())
@@ -140,11 +140,7 @@ def test_an_error_waits_until_its_batch_is_due(loader: Any, calls: Calls) -> Non
 
 def test_ctrl_c_inside_the_function(loader: Any, calls: Calls) -> None:
     """It is raised once, where the batch is due. A loop that goes on gets all batches but that one."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    calls.at[5] = interrupt
+    calls.at[5] = Raise(KeyboardInterrupt)
     iterator, numbers, num_interrupted = iter(loader), list[int](), 0
     while True:
         try:
@@ -209,9 +205,10 @@ def test_the_user_s_own_copies_from_an_array(loader: Any, calls: Calls, fake_cud
     assert places[0] in places[1:]
 
 
-@pytest.mark.usefixtures("fake_cuda")
 @pytest.mark.parametrize("num_new", [0, 6])
-def test_memory_that_comes_again(num_new: int) -> None:  # after which the function returns its buffer
+def test_memory_that_comes_again(
+    fake_cuda: FakeCuda, num_new: int
+) -> None:  # after which the function returns its buffer
     """A function that fills a buffer again is called when its batch is due, and the loop's stream comes before it."""
     buffer, numbers = torch.empty(LONG, dtype=torch.int64), []
 
@@ -219,12 +216,7 @@ def test_memory_that_comes_again(num_new: int) -> None:  # after which the funct
         numbers.append(int(batch[0][0]))
         return batch[0] * 1 if len(numbers) <= num_new else buffer.copy_(batch[0])
 
-    with (
-        moving(),
-        numapin.DataLoader(
-            Made(item, NUM_BATCHES), None, num_workers=2, collate_fn=leave, device="cuda", device_transform=fill
-        ) as loader,
-    ):
+    with loading(fake_cuda, Made(item, NUM_BATCHES), None, collate_fn=leave, device_transform=fill) as loader:
         iterator = iter(loader)
         seen = [int(next_of(iterator)[-1]) for _ in range(NUM_BATCHES)]
         first, *others = loader.stats().notes
@@ -238,16 +230,12 @@ def test_memory_that_comes_again(num_new: int) -> None:  # after which the funct
 
 @dataclass
 class Plain:
-    """An object with attributes."""
-
     first: Any
     second: Any = None
 
 
 @dataclass(slots=True)
 class Slotted:
-    """An object without a dict."""
-
     first: Any
 
 
@@ -270,11 +258,136 @@ def test_tensors_are_found_wherever_they_are() -> None:
     expected = (*tensors[:7], tensors[8], packed.data, packed.batch_sizes)
     assert {id(tensor) for tensor in expected} <= {id(one) for one in found}
     places = {one.data_ptr() for one in found}
-    assert {part.data_ptr() for part in (sparse[0]._values(), sparse[0]._indices())} <= places
-    assert {
-        part.data_ptr() for part in (sparse[1].crow_indices(), sparse[1].col_indices(), sparse[1].values())
-    } <= places
-    assert {
-        part.data_ptr() for part in (sparse[2].ccol_indices(), sparse[2].row_indices(), sparse[2].values())
-    } <= places
+    coo, csr, csc = sparse
+    parts = [coo._values(), coo._indices(), csr.crow_indices(), csr.col_indices(), csr.values()]
+    parts += [csc.ccol_indices(), csc.row_indices(), csc.values()]
+    assert {part.data_ptr() for part in parts} <= places
     assert len(found) == 8 + 2 + 2 + 3 + 3
+
+
+NUM_FILLED = 40
+
+
+@pytest.fixture
+def filled(fake_cuda: FakeCuda) -> Iterator[Any]:
+    with loading(fake_cuda, Filled(NUM_FILLED * BATCH, 1 << 14), BATCH) as made:
+        yield made
+
+
+def test_events_are_used_again(filled: Any, fake_cuda: FakeCuda) -> None:
+    """Three epochs have the right batches with few events, which the next loader uses."""
+    for _ in range(3):
+        assert wrong_ones(list(filled), 0) == []
+    num_created = fake_cuda.get("created")
+    assert num_created <= 2 * opening._IN_FLIGHT + 2  # of copies, and two timed ones
+    assert filled.stats().transfer_gbps > 0
+    other: Any = numapin.DataLoader(Filled(NUM_FILLED, 1 << 14), 1, num_workers=1, device="cuda")
+    assert len(list(other)) == NUM_FILLED
+    assert fake_cuda.get("created") <= max(num_created, 2 * opening._IN_FLIGHT + 2)
+
+
+def test_a_consumer_waits_for_each_late_copy(filled: Any, fake_cuda: FakeCuda) -> None:
+    """The current stream waits for the event of a copy that is not known to have ended."""
+    fake_cuda.hold_events()
+    assert wrong_ones(list(filled), 0) == []
+    assert fake_cuda.get("waited") >= NUM_FILLED - opening._AHEAD
+
+
+def test_any_thread_may_load(filled: Any) -> None:
+    """A new thread has no current context."""
+    with ThreadPoolExecutor(1) as pool:
+        assert wrong_ones(pool.submit(lambda: list(filled)).result(), 0) == []
+
+
+def test_a_forked_child_is_refused(filled: Any) -> None:
+    """A child of a process that uses CUDA cannot use it; the error names the reason and the remedy."""
+    next(iter(filled))
+
+    def is_refused() -> bool:
+        with pytest.raises(UsageError, match="forked from one that uses CUDA") as caught:
+            next(iter(filled))
+        return "spawn" in caught.value.hint
+
+    assert in_forked_child(is_refused)
+
+
+def test_a_kernel_that_failed_is_told(filled: Any, fake_cuda: FakeCuda) -> None:
+    """A query that fails reaches the loop with the driver's name, and a hint how to find the kernel."""
+    iterator = iter(filled)
+    next(iterator)
+    fake_cuda.set(query_fails=710)
+    with pytest.raises(CudaRefused, match="CUDA_ERROR_ASSERT") as caught:
+        list(iterator)
+    assert "CUDA_LAUNCH_BLOCKING=1" in caught.value.hint
+    fake_cuda.set(query_fails=0)
+
+
+def test_without_memory_the_batch_is_lost_and_no_other(
+    filled: Any, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop gets torch's error for a batch that the device has no room for; its slot and the context come back."""
+    iterator = iter(filled)
+    first, *_ = [next_of(iterator) for _ in range(8)]  # by then, slots are pinned, and copied as they arrive
+    with monkeypatch.context() as patch:
+        patch.setattr(opening.Mover, "_empty", Raise(torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            list(map(next_of, repeat(iterator)))  # at first, batches whose copies were begun before
+    assert fake_cuda.depth() == 0
+    rest = list(iterator)
+    assert wrong_ones([first], 0) == []
+    assert wrong_ones(rest[-1:], NUM_FILLED - 1) == []
+
+
+BATCH_BYTES: Final = 4 << 20
+LARGE_BYTES: Final = 256 << 10  # what is larger is not small
+BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
+
+
+def runs_of(storages: Sequence[tuple[int, int]], num_bytes: int = BATCH_BYTES) -> tuple[tuple[int, int], ...]:
+    """Return the runs of small tensors of a batch whose storages are (start, length) in its slot."""
+    return small_runs(make_head(slot=1, slot_bytes=num_bytes, storages=tuple(storages)))
+
+
+def check(storages: Sequence[tuple[int, int]]) -> None:
+    runs = runs_of(storages)
+    small = torch.cat([BYTES[first:last] for first, last in runs]) if runs else None
+    event: Any = None
+    copy = _Copy(BYTES, BYTES.untyped_storage(), event, small, runs)
+    for start, size in storages:
+        storage, begin = copy.place(start, size)
+        assert begin + size <= storage.nbytes(), (start, size)
+        found = torch.empty(0, dtype=torch.uint8).set_(storage, begin, (size,), (1,))
+        assert torch.equal(found, BYTES[start : start + size]), (start, size)
+
+
+def test_runs_of_small_tensors() -> None:
+    """Neighbors are one run, in multiples of 256 bytes within the batch; a batch below 2 MiB has none."""
+    first = 3 << 20
+    storages = [(0, first), (first, 100), (first + 256, 1000), (first + 4096, 8)]
+    assert runs_of(storages) == ((first, first + 1280), (first + 4096, first + 4352))
+    assert runs_of([(0, 100)], (2 << 20) - 1) == ()
+    assert runs_of([(0, 100)], 2 << 20) == ((0, 256),)
+    assert runs_of([(BATCH_BYTES - 100, 100)]) == ((BATCH_BYTES - 100, BATCH_BYTES),)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 1000)), max_size=12))
+def test_every_storage_has_its_bytes(sizes: list[tuple[bool, int]]) -> None:
+    """Every storage has its bytes, for any sequence of large and small ones."""
+    storages, end = [], 0
+    for is_large, size in sizes:
+        length = LARGE_BYTES + size if is_large else size
+        if end + length <= BATCH_BYTES:
+            storages.append((end, length))
+            end = -(-(end + length) // 256) * 256
+    check(storages)
+
+
+@pytest.mark.parametrize(
+    "storages",
+    [[(0, 240), (200, 200)], [(0, 40), (0, 4 << 20)], [(1000, 40), (1000, 3 << 20)]],
+    ids=["overlapping views", "a view and its base", "a view and a longer one"],
+)
+def test_views_of_what_was_collated_may_overlap(storages: list[tuple[int, int]]) -> None:
+    """Overlapping storages keep their positions: each has its own bytes."""
+    check(storages)

@@ -1,9 +1,11 @@
-"""Stacking samples into a batch's memory: on threads, and past the caches if a GPU reads it next."""
+"""What a worker does beside the user's code: stacking samples into a batch's memory, limiting libraries' threads."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
@@ -12,13 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from numapin.errors import LibraryError
+from numapin.errors import LibraryError, UsageError
+from tests.contract.datasets import Raise
 from tests.data.loopback import lent, loopback
-from tests.unit.data.seam import LARGE_BYTES, DataPath, Packer, PathOptions, Stacker, calls, memory, path
+from tests.unit.data.seam import (
+    LARGE_BYTES,
+    DataPath,
+    Packer,
+    PathOptions,
+    Stacker,
+    calls,
+    limit_libraries,
+    memory,
+    num_worker_threads,
+    path,
+    threads,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 Stack: TypeAlias = "Callable[[list[torch.Tensor], int], torch.Tensor]"
 needs_stores = pytest.mark.skipif(not memory.can_pass_caches(), reason="no C compiler when numapin was installed")
@@ -39,15 +55,8 @@ def past(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def refuse_thread(*_: object) -> None:
-    """Start no thread, as under ulimit -u."""
-    raise RuntimeError("can't start new thread")
-
-
 @needs_stores
 class TestPastCaches:
-    """The results of stores.c."""
-
     @given(
         count=st.integers(0, 4),
         num_bytes=st.integers(0, 400),
@@ -65,10 +74,7 @@ class TestPastCaches:
         assert set(target[:target_at].tolist()) | set(target[end:].tolist()) == {7}
 
     def test_a_tensor_that_no_collate_stacked(self, past: list[int]) -> None:
-        """Large tensors of a custom collate_fn are copied into the slot the same way.
-
-        Only if a GPU reads them next: a batch that this process reads belongs in its caches.
-        """
+        """Large tensors of a custom collate_fn are copied the same way, if a GPU reads them next, and no CPU."""
         passes = [Packer(None, worker=0, pins=n == 1, moves=n == 2).passes_caches for n in range(3)]
         assert passes == [False, True, True]
         with loopback() as loop:
@@ -79,11 +85,8 @@ class TestPastCaches:
 
 
 class TestWithout:
-    """A machine without the library."""
-
     @pytest.fixture(autouse=True)
     def no_stores(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Remove the library."""
         name = "numapin_stack_past_caches"
         monkeypatch.setattr(calls, "_STORES", "/nowhere/libstores.so")
         monkeypatch.setitem(calls._SIGNATURES, name, ("/nowhere/libstores.so", *calls._SIGNATURES[name][1:]))
@@ -117,17 +120,9 @@ class TestWithout:
         path.close()
 
 
-def is_odd(sample: torch.Tensor) -> bool:
-    """Return whether a tensor's bytes are not its elements'."""
-    return sample.is_conj() or sample.is_neg() or sample._is_zerotensor()
-
-
 class TestStacking:
-    """Stacking samples as torch.stack does."""
-
     @pytest.fixture(params=[False, pytest.param(True, marks=needs_stores)], ids=["through-caches", "past-caches"])
     def stack(self, request: pytest.FixtureRequest, past: list[int]) -> Stack:
-        """Return a function that stacks on a number of threads."""
         packer = Packer(None, worker=0, pins=False, moves=False)
         packer.passes_caches = request.param
 
@@ -135,7 +130,7 @@ class TestStacking:
             out = torch.full((len(samples), *samples[0].shape), 7, dtype=samples[0].dtype)
             past.clear()
             Stacker(packer, num_threads=copy_threads).stack(samples, out)
-            are_blocks = all(sample.is_contiguous() and not is_odd(sample) for sample in samples)
+            are_blocks = all(each.is_contiguous() and not each.is_conj() and not each.is_neg() for each in samples)
             assert sum(past) == (len(samples) if packer.passes_caches and are_blocks else 0)
             return out
 
@@ -170,11 +165,7 @@ class TestStacking:
         ],
         ids=["a-copy", "transposed", "conjugated", "negated", "every-second", "expanded"],
     )
-    def test_samples_that_are_no_blocks(
-        self,
-        stack: Stack,
-        change: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
+    def test_samples_that_are_no_blocks(self, stack: Stack, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Their elements are stacked, not their bytes, even if only some samples are not contiguous."""
         samples = [torch.randn(SAMPLE) for _ in range(16)]
         odd = [change(sample) for sample in samples]
@@ -190,7 +181,7 @@ class TestStacking:
         wait = stacker._begin(lambda: wait_until(lambda: queued.qsize() > 0, limit_s=60))
         done: list[int] = []
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", refuse_thread)
+            patch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
             do = stacker._begin(lambda: done.append(1))
         assert not any(thread.is_alive() for thread in stacker._pool._threads)
         done.clear()
@@ -199,3 +190,61 @@ class TestStacking:
         assert done == [1]
         stacker._begin(lambda: done.append(2))()
         assert done == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "expected"),
+    [
+        (None, {}, 1),
+        (None, {"NUMAPIN_WORKER_THREADS": "4"}, 4),
+        (None, {"NUMAPIN_WORKER_THREADS": "0"}, 0),
+        (3, {"NUMAPIN_WORKER_THREADS": "x"}, 3),
+        (0, {}, 0),
+    ],
+)
+def test_the_number(wanted: int | None, environ: dict[str, str], expected: int) -> None:
+    """The argument comes first, then the environment variable; otherwise one."""
+    assert num_worker_threads(wanted, environ) == expected
+
+
+@pytest.mark.parametrize("text", ["", "two", "-1", "1.5", "\u0662"])
+def test_no_number(text: str) -> None:
+    """A variable that is no number is a UsageError with one that is."""
+    with pytest.raises(UsageError, match=r"NUMAPIN_WORKER_THREADS=.* is not a number of threads") as caught:
+        num_worker_threads(None, {"NUMAPIN_WORKER_THREADS": text})
+    assert caught.value.hint == "use e.g. NUMAPIN_WORKER_THREADS=1"
+
+
+def test_opencv_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenCV is called if it is loaded; torch keeps its number; 0 changes nothing."""
+    asked: list[int] = []
+    environ = dict(os.environ)
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(setNumThreads=asked.append))
+    monkeypatch.setattr(threads, "_loaded", tuple)  # this process's own libraries are not called
+    torchs = torch.get_num_threads()
+    limit_libraries(0)
+    assert (asked, environ) == ([], dict(os.environ))
+    limit_libraries(3)
+    assert (asked, torch.get_num_threads()) == ([3], torchs)
+    assert {environ[name] for name in threads.VARIABLES} == {"3"}
+    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace())  # a stand-in of the user's
+    limit_libraries(1)
+    assert asked == [3]
+
+
+def test_libraries_are_found_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped files are read with their whole names, replaced or outside Unicode; what is not loaded is skipped."""
+    maps = tmp_path / "maps"
+    maps.write_bytes(
+        b"7f00-7f01 r-xp 00000000 08:01 1    /odd \xff name/libscipy_openblas64_-32a4b2a6.so (deleted)\n"
+        b"7f01-7f02 r--p 00000000 08:01 1    /usr/lib/libgomp.so.1\n"
+        b"7f02-7f03 r--p 00000000 08:01 1    /usr/lib/libgomp.so.1\n"
+        b"7f03-7f04 rw-p 00000000 00:00 0    [heap]\n"
+        b"7f04-7f05 rw-p 00000000 00:00 0\n"
+        b"7f05-7f06 r--p 00000000 08:01 1    /usr/lib/libcuda.so.1\n"
+    )
+    monkeypatch.setattr(threads, "_MAPS", maps)
+    found = sorted(path for path, _kind in threads._loaded())
+    assert found == ["/odd \udcff name/libscipy_openblas64_-32a4b2a6.so", "/usr/lib/libgomp.so.1"]
+    threads.limit_threads(1, {})  # neither is loaded from there
