@@ -41,7 +41,7 @@ STRINGS = {
     "unit/doctor": "test_nvidia",
     "unit/steps": "test_totals",
     "unit/launcher": "test_store",
-    "unit/observe": "test_top",
+    "unit/observe": "test_verify",
     "unit/rank": "test_shim test_signals",
     "unit/system": "test_cuda test_memory",
     "unit": "test_layout",
