@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-from numapin.errors import BindingRefused
+from numapin.errors import BindingRefused, NumapinError
 from tests.unit.observe.seam import (
     SCHEMA,
     Observed,
@@ -182,8 +182,8 @@ def test_a_moment_on_one_cpu_is_no_finding(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is gone for long is in the report, and the other ranks' pages are read only once."""
-    look = Mock(wraps=observe)
+    """A rank that is gone for long is in the report. The others' pages are read once, and again if that fails."""
+    look = Mock(wraps=observe, side_effect=[NumapinError("it cannot be read"), DEFAULT])
     monkeypatch.setattr(read, "observe", look)
     told, path = Told(), tmp_path / "report.json"
     with _run(tmp_path) as (folder, pid):
@@ -193,11 +193,11 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         watch = during_run._RunWatch(Path(folder), 2, told.what(report=path))
         assert [watch._look_if_settled() for _ in range(2)] == [during_run._RETRY_S] * 2
         monkeypatch.setattr(during_run, "_GONE_S", 0)
-        assert watch._look_if_settled() == during_run._AGAIN_S
+        assert [watch._look_if_settled() for _ in range(2)] == [during_run._AGAIN_S] * 2
     ((report, _),) = told.reports
     assert [rank.holds for rank in report.ranks] == [True, False]
     assert report.ranks[1].findings[0].what == "the process is gone"
-    assert look.call_count == 1
+    assert look.call_count == 2
     assert json.loads(path.read_text())["holds"] is False
 
 
