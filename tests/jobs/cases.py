@@ -135,23 +135,13 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--form task --gpus-per-node 0 --ranks-per-node 200", "--form task --cpus-per-task 33", "--mem-per-node 90T"),
     ),
     "mpi --gpus-per-node 4": (
-        "--gpus-per-node a100:4",
-        "--directive=-x",
-        "--nodes 0",
-        "--container /images/a.sqsh",
-        "--time 1h",
-        "--requeue",
+        *("--gpus-per-node a100:4", "--directive=-x", "--nodes 0"),
+        *("--container /images/a.sqsh", "--time 1h", "--requeue"),
     ),
     "pbs --gpus-per-node 4": ("",),
     "pbs --gpus-per-node 4 --cpus-per-task 4": (
-        *(
-            "--array 1",
-            "--array 1,2",
-            "--array 0-3,5",
-            "--gpus-per-node a100:4",
-            "--directive '-l select=1'",
-            "--directive=-Nname",
-        ),
+        *("--array 1", "--array 1,2", "--array 0-3,5", "--gpus-per-node a100:4", "--directive '-l select=1'"),
+        "--directive=-Nname",
     ),
     "kubernetes --gpus-per-node 4": (
         *("", "--gpus 8", "--nodes 0", f"{_POD_SIZE} --container /a.sif", "--mem-per-node 8G --container a"),
