@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from numapin import Link, Nic, Topology
 from tests.doctor.given import CALLS, examined, live, machine, put
 from tests.doctor.seam import (
     CpuSet,
+    DoctorFinding,
     GpuHealth,
     GpuUser,
     GpuVendor,
@@ -24,12 +27,6 @@ from tests.doctor.seam import (
 )
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import HERE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.doctor.seam import DoctorFinding
 
 GPU = "sys/bus/pci/devices/0000:10:00.0"
 PORT = f"{GPU}/.."
@@ -46,6 +43,7 @@ _CGROUP = {
     "proc/self/cgroup": "0::/job",
     "sys/fs/cgroup/job/memory.max": str(64 << 30),
 }
+_LIMITED = {"proc/meminfo": "MemTotal: 134217728 kB", **_CGROUP}
 _NARROW_SLOT = {
     f"{GPU}/current_link_width": "8",
     f"{PORT}/max_link_width": "8",
@@ -66,8 +64,6 @@ def _module(text: str) -> dict[str, str]:
 
 
 class Case(NamedTuple):
-    """A check on one machine."""
-
     check: str
     label: str
     files: Mapping[str, str] = {}
@@ -78,12 +74,10 @@ class Case(NamedTuple):
 
 @cache
 def golden(name: str) -> Topology:
-    """Return the topology of a machine of tests/machines."""
     return Topology.from_json(json.dumps(json.loads((HERE / "golden" / f"{name}.json").read_text())["topology"]))
 
 
 def finding_of(case: Case, folder: Path) -> DoctorFinding:
-    """Run the checks on the case's machine in an empty folder, and return what its check found."""
     root, topology = folder, None
     if isinstance(case.machine, str):
         root = machine(folder, case.machine)
@@ -112,13 +106,9 @@ FILES = (
     Case("host-memory", "not shown"),
     Case("host-memory", "nodes agree", {"proc/meminfo": "MemTotal: 130023424 kB"}),
     Case("host-memory", "nodes disagree", {"proc/meminfo": "MemTotal: 1073741824 kB"}),
-    Case("host-memory", "a lower limit", {"proc/meminfo": "MemTotal: 134217728 kB", **_CGROUP}),
+    Case("host-memory", "a lower limit", _LIMITED),
     Case("host-memory", "a container's meminfo", {"proc/meminfo": f"MemTotal: {64 << 20} kB", **_CGROUP}),
-    Case(
-        "host-memory",
-        "a limit beyond the memory",
-        {"proc/meminfo": "MemTotal: 134217728 kB", **_CGROUP, "sys/fs/cgroup/job/memory.max": str(1 << 62)},
-    ),
+    Case("host-memory", "a limit beyond the memory", {**_LIMITED, "sys/fs/cgroup/job/memory.max": str(1 << 62)}),
     Case("node-memory", "enough"),
     Case("node-memory", "a full node", {f"{NODE1}/meminfo": "Node 1 MemTotal: 1000000 kB\nNode 1 MemFree: 10000 kB\n"}),
     Case("memlock", "unlimited", {"proc/self/limits": LIMITS.format("unlimited")}),
@@ -165,10 +155,8 @@ FILES = (
 
 
 def _nvml(*, persistence: bool | None = True, memory_nodes: CpuSet | None = None) -> NvmlReadings:
-    gpu_reading = NvmlReading(
-        index=0, uuid=None, pci="0000:10:00.0", persistence=persistence, memory_nodes=memory_nodes
-    )
-    return NvmlReadings(gpus=(gpu_reading,), driver="580.159.04")
+    found = NvmlReading(index=0, uuid=None, pci="0000:10:00.0", persistence=persistence, memory_nodes=memory_nodes)
+    return NvmlReadings(gpus=(found,), driver="580.159.04")
 
 
 _NO_DRIVER = NvmlReadings(gpus=None, notes=("NVML could not be loaded: no libnvidia-ml.so.1; install it",))
@@ -187,19 +175,20 @@ _NO_LIBNUMA = {"libnuma": "libnuma could not be loaded: gone", "refused": None}
 _NO_MBIND = {"refused": {**dict.fromkeys(CALLS), "mbind": "EPERM"}}
 _GVISOR = {"refused": {**dict.fromkeys(CALLS), "set_mempolicy": "accepted, but not kept"}}
 _NO_MOVE_PAGES = {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}}
-_NO_SUCH_NIC = {"environ": {"NVSHMEM_HCA_LIST": "mlx5_9:1"}}
 _IGNORING = {"NCCL_IGNORE_CPU_AFFINITY": "1"}
 
 
-def _answered(check: str, *answers: Mapping[str, Any], machine: Topology | None = None) -> list[Case]:
-    """Return a case for each of the running machine's answers."""
-    return [Case(check, str(dict(each)), answers=each, machine=machine or grid()) for each in answers]
+def _answered(check: str, *answers: Mapping[str, Any]) -> list[Case]:
+    return [Case(check, str(dict(each)), answers=each, machine=grid()) for each in answers]
+
+
+def _on(machine: Topology, check: str, label: str, **answers: Any) -> Case:
+    return Case(check, label, answers=answers, machine=machine)
 
 
 LIVE = (
-    *(Case("persistence", label, answers={"nvml": nvml}, machine=grid()) for label, nvml in _NVML.items()),
-    *(Case("driver", label, answers={"nvml": nvml}, machine=grid()) for label, nvml in _NVML.items()),
-    Case("driver", "a GPU without a driver", answers={"nvml": _NO_DRIVER}, machine=grid(gpus=[0])),
+    *(_on(grid(), check, label, nvml=nvml) for check in ("persistence", "driver") for label, nvml in _NVML.items()),
+    _on(grid(gpus=[0]), "driver", "a GPU without a driver", nvml=_NO_DRIVER),
     *(
         Case("driver", text, _module(text), {"nvml": _nvml()}, grid())
         for text in (
@@ -263,23 +252,19 @@ def _reported(*nodes: int) -> dict[str, Any]:
 
 _ONE_NODE = grid(nodes=1)
 _TWO_PACKAGES = replace(_ONE_NODE, packages=(*_ONE_NODE.packages, replace(_ONE_NODE.packages[0], id=1, nodes=CpuSet())))
+_NOTED = replace(grid(), notes=(*_NO_DRIVER.notes, "NCCL_TOPO_FILE was not used: gone"))
 MADE = (
-    Case("driver", "an AMD GPU", answers={"nvml": _NO_DRIVER}, machine=_amd(visible=True)),
-    Case("driver", "an AMD GPU that is not visible", answers={"nvml": _NO_DRIVER}, machine=_amd(visible=False)),
+    _on(_amd(visible=True), "driver", "an AMD GPU", nvml=_NO_DRIVER),
+    _on(_amd(visible=False), "driver", "an AMD GPU that is not visible", nvml=_NO_DRIVER),
     Case("gpu-nodes", "NVML agrees", _numa_node("0"), _reported(0), _of_source(NodeSource.SYSFS)),
     Case("gpu-nodes", "NVML disagrees", _numa_node("0"), _reported(1), _of_source(NodeSource.SYSFS)),
     Case("gpu-nodes", "NVML names two", _numa_node("0"), _reported(0, 1), _of_source(NodeSource.SYSFS)),
     Case("gpu-nodes", "NVML disagrees, the user knows", _numa_node("0"), _reported(1), _of_source(NodeSource.USER)),
     Case("gpu-nodes", "only NVML knows", _numa_node("-1"), _reported(0), _of_source(NodeSource.NVML_MEMORY)),
-    Case("gpu-nodes", "no file of the kernel", answers={}, machine=replace(grid(), gpus=(gpu(0, None),))),
-    Case("nodes", "two packages, one node", answers={}, machine=_TWO_PACKAGES),
-    Case("nodes", "one node", answers={}, machine=_ONE_NODE),
-    Case(
-        "topology",
-        "a note beside NVML's, which the driver's finding has",
-        answers={"nvml": _NO_DRIVER},
-        machine=replace(grid(), notes=(*_NO_DRIVER.notes, "NCCL_TOPO_FILE was not used: gone")),
-    ),
+    _on(replace(grid(), gpus=(gpu(0, None),)), "gpu-nodes", "no file of the kernel"),
+    _on(_TWO_PACKAGES, "nodes", "two packages, one node"),
+    _on(_ONE_NODE, "nodes", "one node"),
+    _on(_NOTED, "topology", "a note beside NVML's, which the driver's finding has", nvml=_NO_DRIVER),
 )
 
 _FAR = golden("2pkg-2node-4gpu-2nic-far")
@@ -293,50 +278,29 @@ _NAMES = {
     "NVSHMEM_HCA_LIST": ("mlx5_0:1,mlx5_7:1",),
     "NVSHMEM_HCA_PE_MAPPING": ("mlx5_0:1:2,mlx4_0:1:2", ""),
 }
+_BOTH_NEAR = tuple(Link(a=f"gpu{n}", b=nic.name, kind="PIX") for n in range(2) for nic in _TWO_NAMES)
+_UNKNOWN_NODES = tuple(replace(each, node=None, node_source=None) for each in _FAR.gpus)
+_FOUR_NICS = golden("2pkg-2node-8gpu-4nic")
 NICS = (
     *(
-        Case(check, name, answers={}, machine=golden(name))
+        _on(golden(name), check, name)
         for check in ("nic-sharing", "nic-package")
         for name in (
             *("2pkg-2node-8gpu-16nic", "2pkg-2node-8gpu-4nic", "2pkg-8node-smt2-8gpu-pairs"),
             *("2pkg-2node-smt2-8gpu-h100", "1pkg-nonode-2cpu", "2pkg-2node-4gpu-2nic-far"),
         )
     ),
-    Case("nic-sharing", "no links", answers={}, machine=replace(golden("2pkg-2node-8gpu-16nic"), links=())),
-    Case(
-        "nic-sharing",
-        "an adapter with two names",
-        answers={},
-        machine=replace(
-            grid(gpus=[0, 0]),
-            nics=_TWO_NAMES,
-            links=tuple(Link(a=f"gpu{n}", b=nic.name, kind="PIX") for n in range(2) for nic in _TWO_NAMES),
-        ),
-    ),
-    Case("nic-sharing", "Slingshot", answers={}, machine=_TWO_SOCKETS),
-    Case("nic-package", "Slingshot", answers={}, machine=_TWO_SOCKETS),
-    Case(
-        "nic-package",
-        "Slingshot, one far",
-        answers={},
-        machine=replace(grid(packages=2, nodes=1, gpus=[0]), nics=_SLINGSHOT),
-    ),
-    Case("nic-package", "one far NIC", answers={}, machine=replace(_FAR, nics=_ONE_FAR)),
-    Case(
-        "nic-package",
-        "GPUs of unknown node",
-        answers={},
-        machine=replace(_FAR, gpus=tuple(replace(each, node=None, node_source=None) for each in _FAR.gpus)),
-    ),
-    Case("nic-names", "Slingshot", answers={"environ": {"NCCL_IB_HCA": "=cxi0"}}, machine=_TWO_SOCKETS),
-    Case("nic-names", "no such NIC", answers=_NO_SUCH_NIC, machine=golden("2pkg-2node-8gpu-4nic")),
+    _on(replace(golden("2pkg-2node-8gpu-16nic"), links=()), "nic-sharing", "no links"),
+    _on(replace(grid(gpus=[0, 0]), nics=_TWO_NAMES, links=_BOTH_NEAR), "nic-sharing", "an adapter with two names"),
+    _on(_TWO_SOCKETS, "nic-sharing", "Slingshot"),
+    _on(_TWO_SOCKETS, "nic-package", "Slingshot"),
+    _on(replace(grid(packages=2, nodes=1, gpus=[0]), nics=_SLINGSHOT), "nic-package", "Slingshot, one far"),
+    _on(replace(_FAR, nics=_ONE_FAR), "nic-package", "one far NIC"),
+    _on(replace(_FAR, gpus=_UNKNOWN_NODES), "nic-package", "GPUs of unknown node"),
+    _on(_TWO_SOCKETS, "nic-names", "Slingshot", environ={"NCCL_IB_HCA": "=cxi0"}),
+    _on(_FOUR_NICS, "nic-names", "no such NIC", environ={"NVSHMEM_HCA_LIST": "mlx5_9:1"}),
     *(
-        Case(
-            "nic-names",
-            f"{variable}={value}",
-            answers={"environ": {variable: value}},
-            machine=golden("2pkg-2node-8gpu-4nic"),
-        )
+        _on(_FOUR_NICS, "nic-names", f"{variable}={value}", environ={variable: value})
         for variable, values in _NAMES.items()
         for value in values
     ),
@@ -360,10 +324,7 @@ _NO_ANSWER = GpuHealth(unread={**_UNREAD, "slowdowns": "Function Not Found", "pr
 def _of_health(check: str, label: str, *healths: GpuHealth, must_be_idle: bool = False, **answers: Any) -> Case:
     """Return a case of two GPUs, the first of them sound unless two are given."""
     both = healths if len(healths) == 2 else (_SOUND, *healths)
-    gpus = tuple(
-        NvmlReading(index=index, uuid=None, pci=gpu(index, 0).pci or "", health=health)
-        for index, health in enumerate(both)
-    )
+    gpus = tuple(NvmlReading(index=n, uuid=None, pci=gpu(n, 0).pci or "", health=each) for n, each in enumerate(both))
     found = {"nvml": NvmlReadings(gpus=gpus, driver="580.159.04"), **answers}
     return Case(check, label, answers=found, machine=grid(gpus=[0, 0]), must_be_idle=must_be_idle)
 
@@ -403,7 +364,7 @@ HEALTH = (
             ("a driver that does not match", _NVML["a driver that does not match"], 0),
         )
     ),
-    Case("gpu-processes", "an AMD GPU", answers={"nvml": _NO_DRIVER}, machine=_amd(visible=True)),
+    _on(_amd(visible=True), "gpu-processes", "an AMD GPU", nvml=_NO_DRIVER),
     Case("gpu-processes", "an AMD GPU, idle", {}, {"nvml": _NO_DRIVER}, _amd(visible=True), must_be_idle=True),
 )
 
@@ -415,7 +376,7 @@ _MENDED = Xid(154, _GPU0, 1.7e9 + 90, "GPU recovery action changed from 0x1 (GPU
 _LINK = Xid(74, _GPU0, 1.7e9 + 5, "NVLink: fatal error detected on link 2 (0x10000, 0x0)")
 XIDS = (
     *(
-        Case("xid", label, answers={"kernel_log": log}, machine=grid(gpus=[0]))
+        _on(grid(gpus=[0]), "xid", label, kernel_log=log)
         for label, log in {
             "none": KernelLog(()),
             "none since older messages were overwritten": KernelLog((), 1.7e9),

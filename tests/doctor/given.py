@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from numapin import discover
-from tests.doctor.seam import Host, Live, NvmlReadings, Tree, examine
+from numapin import Topology, discover
+from tests.doctor.seam import DoctorFinding, Host, Live, NvmlReadings, Tree, examine
 from tests.machines.roots import load, write_root
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numapin import Topology
-    from tests.doctor.seam import DoctorFinding
 
 CALLS = ("get_mempolicy", "set_mempolicy", "mbind", "move_pages")
 
 
 def live(**changes: Any) -> Live:
-    """Return the answers of a sound machine, with changes."""
     sound: dict[str, Any] = {
         "environ": {},
         "refused": dict.fromkeys(CALLS),
@@ -55,7 +49,6 @@ def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
 def examined(
     root: Path, *, topology: Topology | None = None, answers: Live | None = None, must_be_idle: bool = False
 ) -> dict[str, DoctorFinding]:
-    """Run all checks on the files below a root, and return what each found; topology None: that of the files."""
     found_topology = topology or discover(root=root)
     host = Host(tree=Tree(str(root)), topology=found_topology, live=answers, must_be_idle=must_be_idle)
     found: dict[str, DoctorFinding] = {}
@@ -65,5 +58,4 @@ def examined(
 
 
 def machine(folder: Path, name: str = "2node-interleaved-smt2-2gpu") -> Path:
-    """Write a known machine's root below a folder."""
     return write_root(load(name), folder / "root")

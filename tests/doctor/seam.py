@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from numapin.base.cpu_set import CpuSet
 from numapin.doctor.check import GpuUser, Host, KernelLog, Live, Xid
-from numapin.doctor.model import examine
+from numapin.doctor.model import DoctorFinding, examine
 from numapin.system.tree import Tree
 from numapin.topology.model import NodeSource
 from numapin.topology.nics import NicKind
 from numapin.topology.readings import GpuHealth, NvmlReading, NvmlReadings
 from numapin.topology.vendors import GpuVendor
-
-if TYPE_CHECKING:
-    from numapin.doctor.model import DoctorFinding

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from click.testing import CliRunner
 
 from tests.jobs.seam import job
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
@@ -138,23 +135,13 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--form task --gpus-per-node 0 --ranks-per-node 200", "--form task --cpus-per-task 33", "--mem-per-node 90T"),
     ),
     "mpi --gpus-per-node 4": (
-        "--gpus-per-node a100:4",
-        "--directive=-x",
-        "--nodes 0",
-        "--container /images/a.sqsh",
-        "--time 1h",
-        "--requeue",
+        *("--gpus-per-node a100:4", "--directive=-x", "--nodes 0"),
+        *("--container /images/a.sqsh", "--time 1h", "--requeue"),
     ),
     "pbs --gpus-per-node 4": ("",),
     "pbs --gpus-per-node 4 --cpus-per-task 4": (
-        *(
-            "--array 1",
-            "--array 1,2",
-            "--array 0-3,5",
-            "--gpus-per-node a100:4",
-            "--directive '-l select=1'",
-            "--directive=-Nname",
-        ),
+        *("--array 1", "--array 1,2", "--array 0-3,5", "--gpus-per-node a100:4", "--directive '-l select=1'"),
+        "--directive=-Nname",
     ),
     "kubernetes --gpus-per-node 4": (
         *("", "--gpus 8", "--nodes 0", f"{_POD_SIZE} --container /a.sif", "--mem-per-node 8G --container a"),
@@ -188,7 +175,6 @@ MACHINES = {"dgx": "2pkg-8node-smt2-8gpu-pairs", "amd": "1pkg-4node-smt2-8amd", 
 
 
 def machine_files(folder: Path) -> dict[str, str]:
-    """Write the machine files, and return their paths by name."""
     for name, golden in MACHINES.items():
         topology = json.loads((_GOLDEN / f"{golden}.json").read_text())["topology"]
         (folder / f"{name}.json").write_text(json.dumps(topology))
@@ -196,7 +182,6 @@ def machine_files(folder: Path) -> dict[str, str]:
 
 
 def write(arguments: Sequence[str]) -> str:
-    """Return the output of `numapin job`, run in this process. Raises its errors."""
     done = CliRunner().invoke(job, list(arguments), standalone_mode=False)
     if done.exception is not None:
         raise done.exception

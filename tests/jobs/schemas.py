@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jsonschema
 import kubernetes_validate
 import referencing
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FIELDS: Final = Path(__file__).with_name("fields.json")
 _MODELS: Final = {
@@ -48,20 +46,18 @@ def require_valid(document: dict[str, Any]) -> None:
     else:
         _custom(kind_of(document)).validate(document)
     for pod in pods(document):
-        _validate(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **pod.get("metadata", {})}, **_spec(pod)}
-        )
+        metadata = {"name": "a", **pod.get("metadata", {})}
+        spec = {key: value for key, value in pod["spec"].items() if key != "subdomain"}  # a controller sets it
+        _validate({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     for definition in released().get(kind_of(document), ()):
         jsonschema.Draft202012Validator(definition).validate(document)
 
 
 def kind_of(document: dict[str, Any]) -> str:
-    """Return the API and the kind of a document."""
     return f"{document['apiVersion']} {document['kind']}"
 
 
 def pods(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the pod templates of a document, at any depth."""
     if isinstance(part, dict):
         for key, value in part.items():
             if key in _TEMPLATES and "containers" in value.get("spec", {}):
@@ -78,11 +74,6 @@ def versions() -> tuple[str, str]:
     """Return the oldest and the newest version of Kubernetes whose schemas are at hand."""
     known = kubernetes_validate.utils.all_versions()
     return known[0], known[-1]
-
-
-def _spec(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec of a pod, which may leave out the field that a controller sets."""
-    return {"spec": {key: value for key, value in pod["spec"].items() if key != "subdomain"}}
 
 
 def _validate(document: dict[str, Any]) -> None:
@@ -108,7 +99,6 @@ def _built_in(name: str, version: str) -> jsonschema.Draft202012Validator:
 
 @cache
 def _custom(kind: str) -> jsonschema.Draft202012Validator:
-    """Return the strict validator of a custom resource."""
     if kind not in _MODELS:
         return jsonschema.Draft202012Validator(_listed(kind))
     module, name = _MODELS[kind]
@@ -132,7 +122,6 @@ def _strict(schema: Any) -> Any:
 
 
 def _listed(kind: str) -> dict[str, Any]:
-    """Return the schema of a kind in fields.json."""
     spec = json.loads(_FIELDS.read_text())[kind]["spec"]
     metadata = {"type": "object", "properties": dict.fromkeys(("name", "labels", "annotations"), True)}
     fields = {
@@ -145,7 +134,6 @@ def _listed(kind: str) -> dict[str, Any]:
 
 
 def _typed(listed: Any) -> dict[str, Any]:
-    """Return the schema of a field from its type, its words, or its own fields."""
     if listed == "pod":
         return _POD | {"additionalProperties": False, "required": ["spec"]}
     if isinstance(listed, str):
@@ -170,12 +158,7 @@ def released() -> dict[str, list[dict[str, Any]]]:
             spec = definition["spec"]
             for version in spec["versions"]:
                 kind = f"{spec['group']}/{version['name']} {spec['names']['kind']}"
-                found.setdefault(kind, []).append(_of_definition(version["schema"]["openAPIV3Schema"]))
+                strict = _strict(version["schema"]["openAPIV3Schema"])
+                strict["properties"]["metadata"] = {"type": "object"}
+                found.setdefault(kind, []).append(strict)
     return found
-
-
-def _of_definition(schema: Any) -> Any:
-    """Return the JSON schema of an OpenAPI one, in which objects have no unknown properties."""
-    strict = _strict(schema)
-    strict["properties"]["metadata"] = {"type": "object"}
-    return strict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import fcntl
+import io
 import os
 import pty
 import re
@@ -13,9 +14,10 @@ import shlex
 import struct
 import termios
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from rich.console import Console, RenderableType
 
 from numapin import __version__
 from tests.integration.forking import CommandLine, Forker
@@ -113,6 +115,13 @@ def compare_answers(file: Path, answer: Callable[[str], str]) -> None:
             text += f"{line}\n"
     assert num_answers
     compare(text, str(file))
+
+
+def rendered(renderable: RenderableType, width: int, **options: Any) -> str:
+    """Return what rich prints on a terminal of this width, without trailing blanks."""
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False, emoji=False, markup=False, **options).print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def _terminal() -> tuple[int, int]:

@@ -20,38 +20,42 @@ class Made:
     noted: dict[str, Any] = field(default_factory=dict)
     number: int = 0
 
-    def event(self, cat: str, name: str, start: float, duration: float, tid: object = LOOP, **args: object) -> None:
-        """Add a complete event."""
+    def event(self, cat: str, name: str, start: float, duration: float, tid: object = LOOP, **args: object) -> Made:
         times = {"ts": ZERO_US + start, "dur": duration}
         self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, **times, "args": args})
+        return self
 
-    def step(self, i: int, start: float, duration: float) -> None:
-        """Mark a step."""
-        self.event("user_annotation", f"ProfilerStep#{i}", start, duration)
+    def step(self, i: int, start: float, duration: float) -> Made:
+        return self.event("user_annotation", f"ProfilerStep#{i}", start, duration)
 
-    def wait(self, start: float, duration: float, iterator: str = "_MultiProcessingDataLoaderIter") -> None:
-        """Let the loop wait for a batch."""
-        self.event("user_annotation", f"enumerate(DataLoader)#{iterator}.__next__", start, duration)
+    def wait(self, start: float, duration: float, iterator: str = "_MultiProcessingDataLoaderIter") -> Made:
+        return self.event("user_annotation", f"enumerate(DataLoader)#{iterator}.__next__", start, duration)
 
     def load(self, start: float, duration: float, worker: int = 9) -> None:
         """Let a worker make a batch."""
         begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
         self.loads.append([worker, begin_ns, begin_ns + round(duration * 1000)])
 
-    def noted_at(self, name: str, start: float, duration: float = 0.0, *, loader: int = 0) -> None:
+    def noting(self, **noted: object) -> Made:
+        self.noted |= noted
+        return self
+
+    def noted_at(self, name: str, start: float, duration: float = 0.0, *, loader: int = 0) -> Made:
         """Note an epoch of a loader ("epochs") or the end of one ("ends")."""
         begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
         self.noted.setdefault(name, []).append([loader, begin_ns, begin_ns + round(duration * 1000)])
+        return self
 
-    def samples(self, start: float, duration: float, *, stack: int = 0, running: bool = True, every: float = 5) -> None:
-        """Sample the loop's thread in one place for some time."""
-        for i in range(round(duration / every)):
-            at_ns = BASE_NS + round((ZERO_US + start + i * every) * 1000)
-            self.noted.setdefault("samples", []).append([at_ns, stack, int(running)])
+    def sampled(self, *times: tuple[float, float], stack: int = 0, running: bool = True) -> Made:
+        """Sample the loop's thread in one place in these times, each a start and a duration."""
+        for start, duration in times:
+            for i in range(round(duration / 50)):
+                at_ns = BASE_NS + round((ZERO_US + start + i * 50) * 1000)
+                self.noted.setdefault("samples", []).append([at_ns, stack, int(running)])
+        return self
 
-    def kernel(self, start: float, duration: float, name: str = "sgemm", device: int = 0) -> None:
-        """Let a GPU compute."""
-        self.event("kernel", name, start, duration, LAUNCHER, device=device, stream=LAUNCHER)
+    def kernel(self, start: float, duration: float, name: str = "sgemm", device: int = 0) -> Made:
+        return self.event("kernel", name, start, duration, LAUNCHER, device=device, stream=LAUNCHER)
 
     def copy(
         self,
@@ -65,35 +69,23 @@ class Made:
         device: int = 0,
         num_bytes: int = 1_000_000,
         to_host: bool = False,
-    ) -> None:
+    ) -> Made:
         """Copy a batch to the GPU, or to the host.
 
         The host's call starts 5 us before, and lasts `called`; then it waits `waited`.
         """
         self.number += 1
-        link = {"correlation": self.number, "External id": self.number}
-        self.event(
-            "cpu_op", "aten::copy_", start - 6, called + waited + 3, **self.linked, **{"Input Dims": [[8, 4], []]}
-        )
-        self.event("cuda_runtime", "cudaMemcpyAsync", start - 5, called, **link)
+        operator, link = {"External id": self.number, "Input Dims": [[8, 4], []]}, {"External id": self.number}
+        self.event("cpu_op", "aten::copy_", start - 6, called + waited + 3, **operator)
+        self.event("cuda_runtime", "cudaMemcpyAsync", start - 5, called, correlation=self.number, **link)
         if waited:
             self.event("cuda_runtime", "cudaStreamSynchronize", start - 5 + called, waited, correlation=0)
         name = f"Memcpy DtoH (Device -> {memory})" if to_host else f"Memcpy HtoD ({memory} -> Device)"
-        self.event("gpu_memcpy", name, start, duration, stream, bytes=num_bytes, device=device, stream=stream, **link)
-
-    @property
-    def linked(self) -> dict[str, int]:
-        """Return what ties an operator to the last copy."""
-        return {"External id": self.number}
+        where = {"bytes": num_bytes, "device": device, "stream": stream, "correlation": self.number}
+        return self.event("gpu_memcpy", name, start, duration, stream, **where, **link)
 
     def content(self, **ours: object) -> dict[str, Any]:
-        """Return the file's content."""
-        own = {
-            "rank": 0,
-            "step_unit": "optimizer step",
-            "loads": self.loads,
-            "noted": self.noted,
-        } | ours
+        own = {"rank": 0, "step_unit": "optimizer step", "loads": self.loads, "noted": self.noted} | ours
         return {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "numapin": own, "traceEvents": self.events}
 
 
@@ -129,7 +121,6 @@ def loop(
 
 
 def record(rank: int, **values: object) -> str:
-    """Return the record of a rank, as a file has it."""
     own = {"rank": rank, "local_rank": rank, "num_ranks": rank + 1, "num_local_ranks": 0, "restart": 0, "pid": 1}
     of_steps = {"phase": "done", "unit": "batch", "num_seen": 4, "num_skipped": 0, "num_ahead": 0, "step_ns": []}
     of_batches = {"waited_ns": 0, "num_batches": 0, "num_traced": 0, "reason": ""}

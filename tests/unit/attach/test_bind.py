@@ -1,44 +1,29 @@
-"""Binding a real process, its memory, and the commands that undo it; the rest is in tests/integration."""
+"""The processes that may be changed, and the GPU of each; binding a real one, its memory, and how that is undone.
+
+The rest is in tests/integration.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from numapin.errors import UsageError
+from numapin import Bind, Plan
+from numapin.errors import MachineError, UsageError
+from tests.machines.grids import grid
 from tests.needs import needs_two_cpus
+from tests.recorded.screens import compare_answers
 from tests.unit.attach import seam
-from tests.unit.attach.seam import (
-    Aim,
-    AttachOptions,
-    Binder,
-    CpuSet,
-    Gone,
-    ProcessMemory,
-    Region,
-    Target,
-    ThreadId,
-    attach,
-    cpus_of,
-    examine,
-    move,
-    pages,
-    set_cpus,
-    threads_of,
-    undo_commands,
-)
+from tests.unit.attach.seam import Aim, AttachOptions, CpuSet, Target, affinity, bind, examine, proc, targets
 from tests.unit.planned import PLANNED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 ALL = CpuSet(os.sched_getaffinity(0))
 OPTIONS = AttachOptions()
@@ -54,7 +39,7 @@ def target() -> Iterator[Target]:
 
 
 def _cpus(target: Target) -> list[CpuSet]:
-    return [cpus_of(thread) for thread in threads_of(target.subject.pid)]
+    return [affinity.cpus_of(thread) for thread in affinity.threads_of(target.subject.pid)]
 
 
 @needs_two_cpus
@@ -62,12 +47,12 @@ def _cpus(target: Target) -> list[CpuSet]:
 def test_a_change_that_is_not_made(target: Target, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C before the first change, or a kernel that refuses it, leaves the CPUs as they were, and is reported."""
 
-    def fail(thread: ThreadId, cpus: CpuSet) -> CpuSet:
+    def fail(thread: affinity.ThreadId, cpus: CpuSet) -> CpuSet:
         del thread, cpus
         raise error
 
-    monkeypatch.setattr(seam.affinity, "set_cpus", fail)
-    binder = Binder(target, OPTIONS)
+    monkeypatch.setattr(affinity, "set_cpus", fail)
+    binder = bind.Binder(target, OPTIONS)
     (process,) = binder.run()
     assert (process.threads, process.changed, _cpus(target)) == (1, 0, [ALL])
     assert binder.interrupted == isinstance(error, KeyboardInterrupt)
@@ -81,43 +66,37 @@ def test_cpus_that_a_process_does_not_get(target: Target) -> None:
     """Planned CPUs that the kernel does not give are a shortfall, and so are those that the plan lacks."""
     lacking, of_plan = max(ALL) + 1000, "the plan leaves out CPUs 9"
     wide = replace(target, plan=replace(target.plan, cpus=CpuSet({max(ALL), lacking})), shortfalls=(of_plan,))
-    (process,) = Binder(wide, OPTIONS).run()
+    (process,) = bind.Binder(wide, OPTIONS).run()
     assert (process.changed, process.cpus, _cpus(target)) == (1, CpuSet({max(ALL)}), [CpuSet({max(ALL)})])
     shortfall, other = process.shortfalls
     assert shortfall.startswith(f"1 thread did not get CPUs {lacking}, which the cpuset excludes")
     assert other == of_plan
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(1, "process {} ended before it was bound"), (2, "processes {} ended before they were bound")],
-)
-def test_targets_that_all_ended(number: int, words: str) -> None:
+def test_targets_that_all_ended() -> None:
     """If no target is left to bind, the error names them all."""
-    targets = []
-    for _ in range(number):
+    ended = []
+    for words in ("process {} ended before it was bound", "processes {} ended before they were bound"):
         with subprocess.Popen(["sleep", "600"]) as process:
-            subject = examine(process.pid)
-            targets.append(Target(subject=subject, plan=PLANNED, gpu_source=""))
+            ended.append(Target(subject=examine(process.pid), plan=PLANNED, gpu_source=""))
             process.kill()
-    options = AttachOptions(dry_run=True)
-    with pytest.raises(UsageError) as error:
-        attach(Aim(tuple(targets), ()), options, progress=lambda *_: None)
-    pids = ", ".join(str(target.subject.pid) for target in targets)
-    assert error.value.message == f"{words.format(pids)}; nothing was changed"
-    assert "pgrep" in error.value.hint, "a process that was given by its id need not be one of a run"
+        with pytest.raises(UsageError) as error:
+            bind.attach(Aim(tuple(ended), ()), AttachOptions(dry_run=True), progress=lambda *_: None)
+        pids = ", ".join(str(target.subject.pid) for target in ended)
+        assert error.value.message == f"{words.format(pids)}; nothing was changed"
+        assert "pgrep" in error.value.hint, "a process that was given by its id need not be one of a run"
 
 
 @needs_two_cpus
 def test_another_process_with_the_same_id(target: Target) -> None:
     """A process that started at another time is not touched, and neither is its thread; no CPU is no binding."""
     other = replace(target, subject=target.subject._replace(start=target.subject.start + 1))
-    assert Binder(other, OPTIONS).run() == ()
-    (thread,) = threads_of(target.subject.pid)
-    with pytest.raises(Gone):
-        set_cpus(thread._replace(start=thread.start + 1), CpuSet({max(ALL)}))
+    assert bind.Binder(other, OPTIONS).run() == ()
+    (thread,) = affinity.threads_of(target.subject.pid)
+    with pytest.raises(seam.Gone):
+        affinity.set_cpus(thread._replace(start=thread.start + 1), CpuSet({max(ALL)}))
     with pytest.raises(OSError, match="no CPU is given"):
-        set_cpus(thread, CpuSet())
+        affinity.set_cpus(thread, CpuSet())
     assert _cpus(target) == [ALL]
 
 
@@ -134,18 +113,18 @@ def test_a_move_that_ends_early(
     target: Target, error: BaseException, stays: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C, seccomp or the kernel ends the move; the report has what stays, and why."""
-    (main,) = threads_of(target.subject.pid)
-    seen = ProcessMemory(None, {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
+    (main,) = affinity.threads_of(target.subject.pid)
+    seen = bind.ProcessMemory(None, {0: 8192}, (bind.Region(0x10000, 0x12000, 4096, 8192),), 0)
 
     def fail(*_: object, **__: object) -> None:
         raise error
 
     progress: Callable[..., None] = fail  # Ctrl-C comes between two pieces, of which the first has no page
     if stays == "refused":
-        monkeypatch.setattr(seam.pages, "move_pages", fail)
+        monkeypatch.setattr(bind, "move_pages", fail)
         progress = lambda *_: None  # noqa: E731 - nothing is told
-    monkeypatch.setattr(seam.pages, "memory_of", lambda *_: seen)
-    pages, interrupted = move(main, PLANNED, seen, progress)
+    monkeypatch.setattr(bind, "memory_of", lambda *_: seen)
+    pages, interrupted = bind.move(main, PLANNED, seen, progress)
     assert (pages.before, pages.moved_bytes, set(pages.stays)) == ({0: 8192}, 0, {stays})
     assert interrupted == (stays == "interrupted")
 
@@ -160,36 +139,30 @@ def test_a_descendant_that_has_bound_itself() -> None:
         child = int(process.stdout.readline())
         plan = replace(PLANNED, cpus=CpuSet({max(ALL)}))
         target = Target(subject=examine(process.pid), plan=plan, gpu_source="")
-        attach(
-            Aim((target,), (), frozenset({process.pid, child})),
-            OPTIONS,
-            progress=lambda *_: None,
-        )
-        found = [cpus_of(thread) for pid in (process.pid, child) for thread in threads_of(pid)]
+        bind.attach(Aim((target,), (), frozenset({process.pid, child})), OPTIONS, progress=lambda *_: None)
+        found = [affinity.cpus_of(thread) for pid in (process.pid, child) for thread in affinity.threads_of(pid)]
         process.communicate("\n")
     assert found == [plan.cpus, ALL]
 
 
-# --- the commands that undo a change; tests/integration/test_attach.py runs some -------------------------------------
+def test_commands_that_undo_a_change() -> None:
+    """Processes of which nothing was changed are left out, and so are threads that have the CPUs of their process.
 
-
-def test_processes_with_the_same_cpus_share_a_command() -> None:
-    """Processes of which nothing was changed are left out, and so are threads that have the CPUs of their process."""
+    Processes with the same CPUs share a command. Threads that start later get the former CPUs of a changed thread, and
+    a main thread that was not changed keeps its own. tests/integration/test_attach.py runs some.
+    """
     both, one = CpuSet.parse("0-3,8"), CpuSet({3})
-    former = {ThreadId(5, 5, 0): both, ThreadId(5, 6, 0): one, ThreadId(7, 7, 0): both, ThreadId(7, 8, 0): both}
-    former |= {ThreadId(9, 9, 0): one, ThreadId(7, 4, 0): one}
-    assert undo_commands(former, [ThreadId(5, 5, 0), ThreadId(7, 8, 0), ThreadId(7, 7, 0)]) == (
+    of = {
+        f"{pid} {tid}": affinity.ThreadId(pid, tid, 0) for pid, tid in ((5, 5), (5, 6), (7, 7), (7, 8), (9, 9), (7, 4))
+    }
+    former = dict(zip(of.values(), (both, one, both, both, one, one), strict=True))
+    assert seam.undo_commands(former, [of["5 5"], of["7 8"], of["7 7"]]) == (
         "for pid in 5 7; do taskset -acp 0-3,8 $pid; done",
         "for tid in 6 4; do taskset -cp 3 $tid; done",
     )
-
-
-def test_the_main_thread_was_not_changed() -> None:
-    """Threads that start later get the former CPUs of a changed thread, and the main thread keeps its own."""
-    main, changed = ThreadId(5, 5, 0), ThreadId(5, 6, 0)
-    former = {main: CpuSet({3}), changed: CpuSet({0, 3})}
-    assert undo_commands(former, [changed]) == ("taskset -acp 0,3 5", "taskset -cp 3 5")
-    assert undo_commands(former, []) == ()
+    former = {of["5 5"]: one, of["5 6"]: CpuSet({0, 3})}
+    assert seam.undo_commands(former, [of["5 6"]]) == ("taskset -acp 0,3 5", "taskset -cp 3 5")
+    assert seam.undo_commands(former, []) == ()
 
 
 # --- the memory of a process, from the text of its numa_maps and maps files ------------------------------------------
@@ -211,13 +184,12 @@ LINES = (
 )
 
 
-def _memory(root: Path, policy: str = "default") -> pages.ProcessMemory:
-    """Return the memory of a process that is written below `root`."""
+def _memory(root: Path, policy: str = "default") -> bind.ProcessMemory:
     folder = root / "proc/10"
     folder.mkdir(parents=True)
     (folder / "numa_maps").write_text("\n".join(LINES).format(policy))
     (folder / "maps").write_text(MAPS)
-    memory = pages.memory_of(10, NODE_1, root=root)
+    memory = bind.memory_of(10, NODE_1, root=root)
     assert memory is not None
     return memory
 
@@ -227,28 +199,26 @@ def test_memory(tmp_path: Path) -> None:
     memory = _memory(tmp_path)
     assert memory.policy_name == "default"
     assert memory.by_node == {0: 12 * 4096 + (2 << 20), 1: 9 * 4096}
-    assert memory.regions == (pages.Region(0x10000, 0x20000, 4096, 40960), pages.Region(0x30000, 0x50000, 4096, 8192))
+    assert memory.regions == (bind.Region(0x10000, 0x20000, 4096, 40960), bind.Region(0x30000, 0x50000, 4096, 8192))
     assert (memory.own_bytes, memory.far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
 
 
 def test_policy_of_the_process(tmp_path: Path) -> None:
-    """Memory under the policy of the process itself is to be moved, although the policy names nodes."""
+    """Memory under the policy of the process itself is to be moved, although the policy names nodes.
+
+    Under others, new pages go to the planned node.
+    """
     memory = _memory(tmp_path, "bind:0")
-    assert memory.own_bytes == 0
-    assert len(memory.regions) == 3
-    (shortfall,) = pages.policy_shortfalls(memory, PLANNED)
+    assert (memory.own_bytes, len(memory.regions)) == (0, 3)
+    (shortfall,) = bind.policy_shortfalls(memory, PLANNED)
     assert "its memory policy is bind:0, and no other process can change that" in shortfall
-
-
-@pytest.mark.parametrize("policy", ["default", "local", "prefer:1", "bind:1"])
-def test_policies_that_agree_with_the_plan(tmp_path: Path, policy: str) -> None:
-    """With these policies, new pages go to the planned node."""
-    assert pages.policy_shortfalls(_memory(tmp_path, policy), PLANNED) == ()
+    for policy in ("default", "local", "prefer:1", "bind:1"):
+        assert bind.policy_shortfalls(_memory(tmp_path / policy, policy), PLANNED) == ()
 
 
 def test_pieces_cover_the_region() -> None:
     """Each page's address is in one piece, a huge page's too; a piece has at most 32 MiB of small pages."""
-    region = pages.Region(0x10000, 0x10000 + (100 << 20), 4096, 0)
+    region = bind.Region(0x10000, 0x10000 + (100 << 20), 4096, 0)
     found = list(region.pieces)
     assert [address for piece in found for address in piece] == list(range(region.start, region.end, 4096))
     assert max(map(len, found)) * 4096 == 32 << 20
@@ -257,6 +227,162 @@ def test_pieces_cover_the_region() -> None:
 
 def test_planned_nodes() -> None:
     """Pages belong on the nodes of the policy, or else on the GPU's node; without both, nowhere."""
-    assert pages.planned_nodes(PLANNED) == NODE_1
-    assert pages.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=0)) == CpuSet({0})
-    assert pages.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=None)) == CpuSet()
+    assert bind.planned_nodes(PLANNED) == NODE_1
+    assert bind.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=0)) == CpuSet({0})
+    assert bind.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=None)) == CpuSet()
+
+
+# --- the processes that may be changed --------------------------------------------------------------------------------
+
+
+PID = 1 << 30  # above the highest process id, so that it has no threads
+V1 = ("cgroup /sys/fs/cgroup cgroup rw,cpuset 0 0\n", "4:cpuset:/job/step\n", "cpuset.effective_cpus")
+V2 = ("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "0::/job/step\n", "cpuset.cpus.effective")
+BLANK = ("cgroup2 /sys/fs/cgroup/of\\040a\\040pod cgroup2 rw 0 0\n", "0::/step\n", "cpuset.cpus.effective")
+PARENT = os.getppid()
+
+
+def _start(pid: int) -> int:
+    return proc.stat(proc.folder_of(pid)).start
+
+
+def _job(bound: frozenset[int] = frozenset()) -> seam.RunningJob:
+    """Return a run of which this process's parent is rank 0; there are two GPUs, on two nodes."""
+    assert PLANNED.gpu is not None
+    other = replace(
+        PLANNED, local_rank=1, gpu=replace(PLANNED.gpu, index=2), cpus=CpuSet({9}), node=2, nodes=CpuSet({2})
+    )
+    plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED, other), warnings=())
+    return seam.RunningJob(name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid(), bound=bound)
+
+
+def test_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank gets its plan in the run again; processes of the run that have bound themselves follow no other.
+
+    A process that has got the id of a rank since the files were read is not the rank. A warning names a rank that ends
+    meanwhile; if there is no other, the error says so.
+    """
+    with subprocess.Popen(["sleep", "600"]) as other:
+        ended = {1: _start(other.pid)}
+        other.kill()
+    for job, warnings in (
+        (_job(frozenset({PARENT, 7})), ()),
+        (replace(_job(), starts={0: _start(PARENT)}), ()),
+        (
+            replace(_job(), pids={0: PARENT, 1: other.pid}, starts={0: _start(PARENT)} | ended),
+            ("rank 1 of run-x has ended",),
+        ),
+    ):
+        monkeypatch.setattr(targets, "find_run", lambda *_, job=job: job)
+        aim = targets.aim_at_run("run-x", {})
+        assert [(target.subject.pid, target.plan) for target in aim.targets] == [(PARENT, PLANNED)]
+        assert (aim.warnings, aim.apart) == (warnings, job.bound)
+    for job in (replace(_job(), starts={0: 1}), replace(_job(), pids={1: other.pid}, starts=ended)):
+        monkeypatch.setattr(targets, "find_run", lambda *_, job=job: job)
+        with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
+            targets.aim_at_run("run-x", {})
+
+
+def test_a_run_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even root follows another user's folder, which could name any process of root."""
+    monkeypatch.setattr(targets, "find_run", lambda *_: replace(_job(), owner=os.geteuid() + 1))
+    with pytest.raises(MachineError, match=r"the folder of run-x belongs to another user") as caught:
+        targets.aim_at_run("run-x", {})
+    assert caught.value.hint == "run this as that user"
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint names --gpu only where there are GPUs, and how ranks are to be started; a rank needs no GPU then.
+
+    --gpu names one GPU for all processes, or one for each.
+    """
+    monkeypatch.setattr(targets, "discover", lambda **_: grid(gpus=range(num_gpus)))
+    echo = "echo there; exec sleep 600"
+    with subprocess.Popen(["sh", "-c", echo], env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()  # /proc shows an environment a little after exec
+        with pytest.raises(UsageError, match=rf"the GPU of process {process.pid} \(.+\) is unknown") as caught:
+            targets.aim_at_processes([process.pid], AttachOptions(), {})
+        if num_gpus:
+            with pytest.raises(UsageError, match=r"^--gpu names 2 GPUs for 1 process\n") as surplus:
+                targets.aim_at_processes([process.pid], AttachOptions(gpus=("0", "1")), {})
+            assert surplus.value.hint == "name one GPU, or one for each process"
+        process.kill()
+    assert (f"numapin attach --pid {process.pid} --gpu N" in caught.value.hint) == bool(num_gpus)
+    assert "LOCAL_RANK" in caught.value.hint
+    assert "numapin exec -- COMMAND" in caught.value.hint
+
+
+def test_own_process() -> None:
+    """This process itself is refused, and is not among the others: it is about to end."""
+    with pytest.raises(UsageError, match="is numapin itself"):
+        examine(os.getpid())
+    assert os.getpid() not in targets.other_processes()
+
+
+@pytest.mark.parametrize(
+    ("mounts", "cgroup", "file", "place"),
+    [(*V1, "job/step"), (*V1, "job"), (*V2, "job/step"), (*V2, "job"), (*BLANK, "of a pod/step"), (*BLANK, "of a pod")],
+)
+def test_cpuset_of_a_process(tmp_path: Path, mounts: str, cgroup: str, file: str, place: str) -> None:
+    """The nearest cgroup that lists CPUs is the cpuset; one that is outside the namespace is unknown."""
+    for path, text in (
+        ("proc/mounts", mounts),
+        (f"proc/{PID}/cgroup", cgroup),
+        (f"proc/{PID + 1}/cgroup", cgroup.replace("::/", "::/../").replace("cpuset:/", "cpuset:/../")),
+        (f"sys/fs/cgroup/{place}/{file}", "4-7\n"),
+        (f"sys/fs/cgroup/{file}", "0-15\n"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert targets.cpus_of_cpuset(PID, seam.Tree(str(tmp_path))) == CpuSet(range(4, 8))
+    assert targets.cpus_of_cpuset(PID + 1, seam.Tree(str(tmp_path))) == CpuSet()
+
+
+def test_missing_cpus() -> None:
+    """CPUs on which the process has threads, but which are not known, are a shortfall."""
+    pid = os.getpid()
+    (told,) = targets.shortfalls_of(pid, CpuSet())
+    assert told.startswith(f"the plan leaves out CPUs {targets.cpus_of_cpuset(pid)}: ")
+    assert targets.shortfalls_of(pid, targets.cpus_of_cpuset(pid)) == ()
+
+
+# --- the GPU of a process, from its environment and from the driver --------------------------------------------------
+
+
+MACHINE = grid(gpus=[0, 0, 1, 1])
+
+
+def _answer(line: str) -> str:
+    """Return the GPU of a process with these variables that computes on these GPUs, and the source.
+
+    With "ranks", return the GPUs of so many ranks, some of which were given one.
+    """
+    words = dict(word.split("=", 1) for word in shlex.split(line))
+    if "ranks" in words:
+        visible = [int(index) for index in words["visible"].split(",") if index]
+        given = {int(pair[0]): int(pair[-1]) for pair in words["given"].split(",") if pair}
+        return str(seam.gpus_of_ranks(visible, given, int(words["ranks"])))
+    computing = [MACHINE.gpus[int(index)].uuid or "" for index in words.pop("computing", "").split(",") if index]
+    machine = grid() if words.pop("host", "") else MACHINE
+    gpu, source = seam.gpu_of(machine, words, computing)
+    return f"{gpu and gpu.label}: {source}"
+
+
+def test_the_gpu_of_a_process() -> None:
+    """The driver's word comes first, then LOCAL_RANK among the visible GPUs, then the only visible one."""
+    compare_answers(Path(__file__).with_name("gpus.txt"), _answer)
+
+
+def test_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is this user's if its real and effective users are; root has no right to others'."""
+    for own, uid, problem in (
+        (1000, 1000, None),
+        (1000, 1001, "another user (uid 1001)"),
+        (0, 1001, "another user (uid 1001)"),
+        (0, None, "several users"),
+        (0, 0, None),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda own=own: own)
+        assert targets.why_untouchable(uid) == problem

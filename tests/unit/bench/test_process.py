@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.integration.launching import call
 from tests.unit.bench.seam import Benchmark, Case, Peer, Run, process
 from tests.waiting import gone, wait_until
 
@@ -55,7 +58,6 @@ TORCHS_FILES = Path("/dev/shm")  # noqa: S108 - torch's place
 
 @pytest.fixture(autouse=True)
 def _fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write the module that measuring processes run, and put it on their path."""
     (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
 
@@ -83,26 +85,39 @@ def measured(
 
 
 def peer(*specs: dict[str, object], name: str = "x") -> Peer:
-    """Return a peer whose processes get these specs."""
     return Peer(name=name, specs=specs)
 
 
 def pids(found: list[Run]) -> list[object]:
-    """Return the ids of the measuring processes."""
     return [detail["pid"] for run in found for detail in run.details]
+
+
+FAILURES = {"raise": "failed: ValueError: no such thing", "die": "failed: exited with status -9: last words"}
 
 
 def test_peers_take_turns_and_leave_nothing() -> None:
     """Every repeat runs every peer once, in its own process, which ends with its children and torch's files.
 
-    Other output on stdout is not mistaken for figures.
+    Other output on stdout is not mistaken for figures. A run that fails has the reason; later repeats leave it out.
     """
     order: list[str] = []
-    found = measured((None, peer({"rate": 3})), (None, peer({}, name="y")), repeats=2, order=order)
-    assert order == ["a x 0", "a y 0", "a x 1", "a y 1"]
+    failing = [(None, peer({"do": do}, name=do)) for do in FAILURES]
+    found = measured((None, peer({"rate": 3})), *failing, (None, peer({}, name="y")), repeats=2, order=order)
+    assert order == ["a x 0", "a raise 0", "a die 0", "a y 0", "a x 1", "a y 1"]
+    assert {run.peer: run.skipped for run in found if run.skipped} == FAILURES
+    found = [run for run in found if not run.skipped]
     assert [(run.repeat, run.figures["rate"]) for run in found] == [(0, 3), (0, 1), (1, 3), (1, 1)]
     assert len(set(pids(found))) == 4
     assert all(wait_until(lambda run=run: gone(run.details[0]["helper"]), limit_s=300) for run in found)  # type: ignore[misc]
+    assert not [path for pid in pids(found) for path in TORCHS_FILES.glob(f"torch_{pid}_*")]
+
+
+def test_a_session_goes_on_with_a_new_process() -> None:
+    """What a case that fails has left behind is removed."""
+    failing = [("s", peer({"do": do})) for do in FAILURES]
+    found = measured(("s", peer({})), failing[0], ("s", peer({})), failing[1], ("s", peer({})))
+    assert [run.skipped for run in found] == [None, FAILURES["raise"], None, FAILURES["die"], None]
+    assert len(set(pids(found))) == 3
     assert not [path for pid in pids(found) for path in TORCHS_FILES.glob(f"torch_{pid}_*")]
 
 
@@ -112,21 +127,6 @@ def test_several_processes_begin_together() -> None:
     assert run.figures == {"rate": 3, "wait": 2.0}
     slow = max(float(str(detail["warm"])) for detail in run.details)
     assert all(float(str(detail["start"])) >= slow for detail in run.details)
-
-
-@pytest.mark.parametrize(
-    ("do", "why"),
-    [("raise", "failed: ValueError: no such thing"), ("die", "failed: exited with status -9: last words")],
-)
-def test_a_peer_that_cannot_run_says_why_and_is_left_out(do: str, why: str) -> None:
-    """Its run has the reason; later repeats leave it out. A session goes on with a new process."""
-    found = measured((None, peer({"do": do})), (None, peer({}, name="y")), repeats=2)
-    assert [(run.peer, run.skipped) for run in found] == [("x", why), ("y", None), ("y", None)]
-    found = measured(("s", peer({})), ("s", peer({"do": do})), ("s", peer({})))
-    assert [run.skipped for run in found] == [None, why, None]
-    before, after = pids(found)
-    assert before != after
-    assert not list(TORCHS_FILES.glob(f"torch_{before}_*"))
 
 
 def test_one_of_several_dies() -> None:
@@ -167,3 +167,40 @@ def test_process_names_that_are_not_utf8(tmp_path: Path) -> None:
             assert process._session(odd.pid) == [odd.pid]
         finally:
             odd.kill()
+
+
+# --- torch's GPUs, as the process that is asked for them reads them from packages that stand in for torch ------------
+
+
+ONE_GPU = """
+class version: cuda = "13.0"
+class cuda:
+    device_count = lambda: 1
+    get_device_name = "GPU {}".format
+"""
+FOUND: dict[str, object] = {"cuda": "13.0", "gpus": ["GPU 0"], "no_gpu": None}
+NONE: dict[str, object] = {"cuda": None, "gpus": [], "no_gpu": "torch is built without CUDA"}
+
+
+@pytest.mark.parametrize(
+    ("version", "torch", "seen"),
+    [
+        ("cuda = hip = None", "raise SystemExit('imported')", NONE),
+        ("cuda, hip = '13.0', None", ONE_GPU, FOUND),
+        ("cuda, hip = None, '7.0'", ONE_GPU, FOUND),  # ROCm's GPUs are torch.cuda's, too
+        ("cuda = None", ONE_GPU, FOUND),
+        (None, ONE_GPU, FOUND),
+    ],
+)
+def test_only_a_torch_for_gpus_is_imported(
+    tmp_path: Path, version: str | None, torch: str, seen: dict[str, object]
+) -> None:
+    """Torch is not imported if its version file names neither CUDA nor ROCm; otherwise it is asked for its GPUs."""
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(torch)
+    if version is not None:
+        (folder / "version.py").write_text(version)
+    done = call(sys.executable, "-m", "numapin.bench.machine", PYTHONPATH=str(tmp_path))
+    assert done.status == 0, done.err
+    assert json.loads(done.out) == seen

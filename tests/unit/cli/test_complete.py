@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 from tests.recorded.screens import compare_answers
 from tests.unit.cli.seam import Candidates, _bash_lines, _lines, complete, numapin, split_line
-
-RECORDED: Final = Path(__file__).with_name("completions.txt")
 
 
 def test_candidates_are_the_recorded_ones() -> None:
@@ -24,7 +21,7 @@ def test_candidates_are_the_recorded_ones() -> None:
         found = _lines(complete(numapin, line.removesuffix("|").split(" ")[1:]))
         return "\n".join(" ".join(each.split("\t")[:2]) for each in found)
 
-    compare_answers(RECORDED, answer)
+    compare_answers(Path(__file__).with_name("completions.txt"), answer)
 
 
 def test_descriptions_are_short() -> None:

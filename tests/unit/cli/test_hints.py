@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,12 +16,8 @@ from tests.unit.cli import seam
 from tests.unit.cli.seam import numapin as commands
 from tests.unit.cli.seam import read_report
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def _error(*words: str) -> UsageError:
-    """Return the error with which a command ends, in this process."""
     with pytest.raises(UsageError) as caught:
         commands.main(list(words), standalone_mode=False)
     return caught.value

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.unit.compare.seam import ComparedRun, CompareReport, JobResult, Script, Variant, known_variant, make_report
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 SCRIPT = Script(words=("train.py", "--lr", "0.1"), is_module=False, num_ranks=2, num_threads=8)
@@ -19,7 +16,6 @@ SETTINGS = {"repeats": 8, "steps": 100, "skip": 10, "seconds": 10.0, "margin": 0
 
 
 def run(variant: str, number: int | None, step_s: float, **figures: float) -> ComparedRun:
-    """Return a run whose steps all take this long."""
     steps_s = tuple(step_s * (1 + 0.1 * (step % 4 == 0)) for step in range(40))
     shared = {"step_s": step_s, "step_median_s": step_s, "step_p95_s": step_s * 1.1}
     result = JobResult(figures={**shared, **figures}, steps_s=steps_s, num_ranks=2, unit="optimizer step")
@@ -27,17 +23,14 @@ def run(variant: str, number: int | None, step_s: float, **figures: float) -> Co
 
 
 def failed(variant: str, why: str, number: int | None = 0) -> ComparedRun:
-    """Return a run that failed."""
     return ComparedRun(
         variant=variant, round=number, order=1 + (number or 0), took_s=1.0, result=JobResult(failure=why)
     )
 
 
 def report_of(steps_s: Mapping[str, Sequence[float]], *more: ComparedRun, **figures: float) -> CompareReport:
-    """Return the report on variants with these step times, round by round, and on more runs."""
-    names = dict.fromkeys([*steps_s, *(one.variant for one in more)])
     runs = [run(name, i, value, **figures) for name, values in steps_s.items() for i, value in enumerate(values)]
-    return report_on([*runs, *more], [known_variant(name, SCRIPT) for name in names])
+    return report_on([*runs, *more])
 
 
 def report_on(runs: Sequence[ComparedRun], variants: Sequence[Variant] = ()) -> CompareReport:

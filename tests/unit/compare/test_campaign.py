@@ -1,35 +1,21 @@
-"""The runs of a comparison: their order, their number of steps, failures, and the time left. No job is started."""
+"""The runs of a comparison: their order, number of steps, failures and time left; which steps count. Nothing is run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.unit.compare.seam import (
-    JobOptions,
-    JobResult,
-    StepSettings,
-    Variant,
-    _Campaign,
-    campaign,
-    duration,
-    measure_all,
-    turns,
-    with_equal_steps,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.compare.seam import ComparedRun
+from tests.unit.compare import seam
+from tests.unit.compare.seam import ComparedRun, JobOptions, JobResult, StepSettings, Variant, campaign
 
 Job = tuple[str, int, str]  # variant, steps to measure, name of the log
 
 
 class Campaign:
-    """Runs that were made, the jobs behind them, and the lines of progress."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: Callable[[str, int], float | None]) -> None:
         """Make jobs whose steps take `step_s(variant, number of the job)`; None: the job fails."""
         self.jobs: list[Job] = []
@@ -49,11 +35,10 @@ class Campaign:
         monkeypatch.setattr(campaign, "run_job", run_job)
 
     def measure(self, *names: str, num_rounds: int = 2, seconds: float = 10) -> list[ComparedRun]:
-        """Make all runs of variants with these names, of 100 steps or as many as fit into these seconds."""
         variants = [Variant(name=name, shown=(name,), command=(name,), variables={}) for name in names]
         settings = StepSettings(folder="", skip=1, steps=100, seconds=seconds)
         options = JobOptions(settings=settings, timeout_s=60, grace_s=1, logs=None)
-        self.runs = list(measure_all(variants, options, num_rounds=num_rounds, progress=self.lines.append))
+        self.runs = list(seam.measure_all(variants, options, num_rounds=num_rounds, progress=self.lines.append))
         return self.runs
 
 
@@ -61,7 +46,7 @@ def test_all_runs_measure_what_fits_into_the_time(monkeypatch: pytest.MonkeyPatc
     """A first run that is not counted finds that 100 steps fit; then each variant runs once a round, in turn."""
     made = Campaign(monkeypatch, lambda _name, _number: 0.01)
     runs = made.measure("a", "b c")
-    order = [name for _, name in turns(["a", "b c"], 2)]
+    order = [name for _, name in seam.turns(["a", "b c"], 2)]
     assert [(run.round, run.variant) for run in runs] == [(None, "a"), *zip([0, 0, 1, 1], order, strict=True)]
     assert [run.order for run in runs] == [0, 1, 2, 3, 4]
     assert [steps for _, steps, _ in made.jobs] == [100] * 5
@@ -107,8 +92,8 @@ def test_a_variant_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, broke
 def test_every_other_round_runs_backwards() -> None:
     """Each variant runs once a round; a pair of rounds mirrors itself, and not all pairs have the same order."""
     names = ["a", "b", "c", "d"]
-    order = list(turns(names, 8))
-    assert order == list(turns(names, 8)), "it can be repeated"
+    order = list(seam.turns(names, 8))
+    assert order == list(seam.turns(names, 8)), "it can be repeated"
     rounds = [[name for number, name in order if number == one] for one in range(8)]
     assert all(sorted(one) == names for one in rounds)
     assert all(second == first[::-1] for first, second in zip(rounds[::2], rounds[1::2], strict=True))
@@ -117,15 +102,73 @@ def test_every_other_round_runs_backwards() -> None:
 
 def test_the_time_left_is_what_earlier_runs_took() -> None:
     """A variant takes as long as before; one without a run, as long as the others."""
-    planned = _Campaign({}, (), print)
+    planned = seam._Campaign({}, (), print)
     assert planned.left_s(["a"]) is None
     planned.durations_s.update(a=[10, 12], b=[30])
     assert planned.left_s(["a", "b", "c"]) == 11 + 30 + 12
-    assert [duration(s) for s in (40, 600, 3900)] == ["40 s", "10 min", "1 h 05 min"]
+    assert [seam.duration(s) for s in (40, 600, 3900)] == ["40 s", "10 min", "1 h 05 min"]
 
 
 @pytest.mark.parametrize(("first_s", "steps"), [((0.01,) * 9, 100), ((90.0, 0.5, 0.1, 0.9), 20), ((60.0, 60.0), 2)])
 def test_the_first_run_finds_a_number_of_steps_for_all(first_s: tuple[float, ...], steps: int) -> None:
     """As many steps as fit into the time, by the second half, at least two; a slow variant gets more time."""
-    found = with_equal_steps(StepSettings(folder="", skip=10, steps=100, seconds=10), first_s)
+    found = seam.with_equal_steps(StepSettings(folder="", skip=10, steps=100, seconds=10), first_s)
     assert (found.steps, found.skip, found.seconds) == (steps, 10, 40)
+
+
+# --- which steps of a loop are measured, and whose --------------------------------------------------------------------
+
+
+S = 10**9
+
+
+def window(*, skip: int = 2, steps: int = 3, seconds: float = 100) -> seam.StepWindow:
+    return seam.StepWindow(skip=skip, steps=steps, limit_ns=int(seconds * S))
+
+
+def test_steps_and_borders() -> None:
+    """After two steps, three are measured; the GPU is waited for at the begin and the end of the window only."""
+    one, noted, borders = window(), [], []
+    for time in (10, 20, 25, 31, 38):
+        borders.append(one.is_border(time))
+        noted.append(one.stepped(time))
+    assert borders == [False, True, False, False, True]
+    assert noted == [True, True, False, False, True]
+    assert not one.stepped(50)
+    assert (one.first_ns, one.begin_ns, one.step_ns, one.is_done) == (10, 20, (5, 6, 7), True)
+
+
+def test_the_window_begins_after_what_was_fetched_ahead() -> None:
+    """The measurement begins that many steps later, at most as many as are measured; once begun, it stays there."""
+    one = window(skip=1, steps=3)
+    one.begin_after(2)
+    assert [one.stepped(time) for time in (10, 20)] == [True, True]
+    one.begin_after(3)
+    assert (one.skip, one.begin_ns) == (2, 20)
+    one = window(skip=1, steps=3)
+    one.begin_after(1000)
+    assert one.skip == 3
+
+
+@given(
+    st.integers(1, 5), st.integers(2, 8), st.floats(0.01, 50), st.lists(st.integers(1, 10 * S), min_size=1, max_size=30)
+)
+def test_steps_fill_the_window(skip: int, steps: int, seconds: float, took: list[int]) -> None:
+    """The measured steps follow each other without a gap, are at most those asked for, and none is a first one."""
+    one, now = window(skip=skip, steps=steps, seconds=seconds), 0
+    for step in took:
+        now += step
+        one.stepped(now)
+    assert len(one.step_ns) <= steps
+    assert list(one.step_ns) == took[skip : skip + len(one.step_ns)]
+    assert one.is_done == (len(one.step_ns) == steps or (len(one.step_ns) > 1 and sum(one.step_ns) >= seconds * S - 1))
+
+
+def test_one_process_takes_over_from_one_that_has_ended(tmp_path: Path) -> None:
+    """Once the first process of a rank has ended, one other is measured, also before it has written anything."""
+    settings, place = StepSettings(folder=str(tmp_path), skip=1, steps=2), seam.Place(0, 0, 1, 1, 0)
+    path = seam.claim_file(settings, place)
+    seam.StepMeter(settings=settings, place=place, path=path, pid=1 << 30).write(seam.Phase.STARTED)
+    assert seam.claim_file(settings, place) == path
+    with pytest.raises(FileExistsError):
+        seam.claim_file(settings, place)

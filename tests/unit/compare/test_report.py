@@ -1,33 +1,23 @@
-"""The report of a comparison: the figures of a run, and outcomes, notes and tables as recorded."""
+"""The report of a comparison: the figures of a run, and outcomes, notes and tables as recorded; its variants."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-from rich.console import Console
+import pytest
 
-from tests.recorded.screens import compare
+from numapin import Request, discover, make_plan
+from numapin.errors import UsageError
+from tests.recorded.screens import compare, compare_answers, rendered
+from tests.unit.compare import seam
 from tests.unit.compare.made import SCRIPT, failed, report_of, report_on, run
-from tests.unit.compare.seam import (
-    OTHERS,
-    CompareReport,
-    Phase,
-    RankSteps,
-    StepUnit,
-    between,
-    compare_table,
-    figures_of,
-    known_variant,
-    own_command,
-    own_variant,
-)
-
-if TYPE_CHECKING:
-    from tests.unit.compare.seam import ComparedRun
+from tests.unit.compare.seam import ComparedRun, CompareReport, RankSteps, known_variant, own_command, own_variant
 
 MS = 10**6
 RECORDED = Path(__file__).with_name("reports.txt")
@@ -41,8 +31,8 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
         num_ranks=2,
         restart=0,
         pid=100 + number,
-        phase=Phase.DONE,
-        unit=StepUnit.OPTIMIZER_STEP,
+        phase=seam.Phase.DONE,
+        unit=seam.StepUnit.OPTIMIZER_STEP,
         num_seen=20,
         num_skipped=10,
         num_ahead=0,
@@ -58,12 +48,7 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
 
 def readings(**changes: object) -> dict[str, Any]:
     """Return readings of a job that uses two CPUs all the time."""
-    none = {
-        "started_s": 2.0,
-        "cpu_at": lambda at_s: 2 * at_s,
-        "host_cpu_at": lambda _: None,
-    }
-    return none | changes
+    return {"started_s": 2.0, "cpu_at": lambda at_s: 2 * at_s, "host_cpu_at": lambda _: None} | changes
 
 
 FIGURES: dict[str, tuple[list[RankSteps], dict[str, Any]]] = {
@@ -80,10 +65,7 @@ FIGURES: dict[str, tuple[list[RankSteps], dict[str, Any]]] = {
         [rank(0, step_ms=500)],
         readings(cpu_at=lambda at_s: -at_s, host_cpu_at=lambda at_s: at_s),
     ),
-    "unknown CPU time": (
-        [rank(0, step_ms=500)],
-        readings(cpu_at=lambda _: None, host_cpu_at=lambda at_s: at_s),
-    ),
+    "unknown CPU time": ([rank(0, step_ms=500)], readings(cpu_at=lambda _: None, host_cpu_at=lambda at_s: at_s)),
     "the mean counts, not the median": ([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings()),
 }
 
@@ -92,19 +74,18 @@ def test_figures_are_the_recorded_ones() -> None:
     """The figures of a run, from its ranks' steps and readings; what is unknown is left out."""
     text = ""
     for title, (ranks, used) in FIGURES.items():
-        found = {name: float(f"{value:.10g}") for name, value in figures_of(ranks, **used).items()}
+        found = {name: float(f"{value:.10g}") for name, value in seam.figures_of(ranks, **used).items()}
         text += f"{title}\n  {json.dumps(found)}\n"
     compare(text, str(RECORDED.with_name("figures.txt")))
 
 
 def test_cpu_time_is_read_between_two_readings() -> None:
     """CPU time between readings is in proportion; outside of them it is unknown."""
-    assert between([(1.0, 10.0), (2.0, 20.0)], 1.5) == 15.0
-    assert between([(1.0, 10.0), (2.0, 20.0)], 2.5) is None
+    assert seam.between([(1.0, 10.0), (2.0, 20.0)], 1.5) == 15.0
+    assert seam.between([(1.0, 10.0), (2.0, 20.0)], 2.5) is None
 
 
 def every_outcome(**figures: float) -> CompareReport:
-    """Return a report with every outcome, and with more figures."""
     return report_of(
         {
             "torchrun": (0.0200, 0.0201, 0.0199, 0.0200, 0.0202, 0.0200, 0.0199),
@@ -119,24 +100,21 @@ def every_outcome(**figures: float) -> CompareReport:
 
 
 def pair(step_s: float = 0.1, *, num_runs: int = 5, **figures: float) -> list[ComparedRun]:
-    """Return equal runs of torchrun and numapin."""
     return [run(name, i, step_s, **figures) for name in ("torchrun", "numapin") for i in range(num_runs)]
 
 
 def with_results(runs: list[ComparedRun], **changes: object) -> list[ComparedRun]:
-    """Return the runs with changes to what they measured."""
     return [replace(one, result=replace(one.result, **changes)) for one in runs]  # type: ignore[arg-type]
 
 
 def reports() -> dict[str, CompareReport]:
-    """Return reports that between them have every sentence."""
     few = {"samples_per_s": 3200.0, "wait_share": 0.25, "startup_s": 4.0}
     broken = failed("torchrun", "it broke")
     unlike = pair()[:5] + with_results(pair(samples_per_s=640.0)[5:], unit="batch")
     changing = with_results(pair()[5:], steps_s=(0.05,) * 20 + (0.1,) * 20)
     return {
         "every outcome": every_outcome(**few),
-        "all figures": every_outcome(**dict.fromkeys(OTHERS, 12345678.9)),
+        "all figures": every_outcome(**dict.fromkeys(seam.OTHERS, 12345678.9)),
         "the baseline failed": report_of({"numapin": [0.1] * 5, "numapin-loader": [0.05] * 5}, broken),
         "only one was measured": report_of({"numapin": [0.1] * 5}, broken),
         "none was measured": report_on([broken]),
@@ -156,28 +134,82 @@ def reports() -> dict[str, CompareReport]:
 
 def test_reports_are_the_recorded_ones() -> None:
     """Outcomes, notes and tables are these, on a terminal of 80 columns."""
-    text = "".join(f"=== {title}\n{rendered(made)}" for title, made in reports().items())
+    text = "".join(f"=== {title}\n{rendered(seam.compare_table(made), 80)}" for title, made in reports().items())
     compare(text, str(RECORDED))
-
-
-def rendered(made: CompareReport) -> str:
-    """Return a report's table, without trailing blanks."""
-    console = Console(width=80, highlight=False, emoji=False, markup=False, file=StringIO())
-    with console.capture() as text:
-        console.print(compare_table(made))
-    return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines())
 
 
 def test_no_secret_is_in_a_report() -> None:
     """Tokens in the script's arguments, in variables and in a variant's own text are nowhere in a report."""
     secret = replace(SCRIPT, words=("train.py", "--api-key", "sesame1"))
     variants = [
-        known_variant("torchrun", secret),
-        own_variant("HF_TOKEN=sesame2 NOTE='b c' numapin", secret),
-        own_command("WANDB_API_KEY=sesame3 python x.py --password sesame4", option="--a"),
+        seam.known_variant("torchrun", secret),
+        seam.own_variant("HF_TOKEN=sesame2 NOTE='b c' numapin", secret),
+        seam.own_command("WANDB_API_KEY=sesame3 python x.py --password sesame4", option="--a"),
     ]
     made = report_on([run(variant.name, i, 0.1) for variant in variants for i in range(3)], variants)
-    for text in (json.dumps(made.to_json()), rendered(made)):
+    for text in (json.dumps(made.to_json()), rendered(seam.compare_table(made), 80)):
         assert "sesame" not in text
         assert "***" in text
-    assert "HF_TOKEN='***' NOTE='b c' numapin run" in rendered(made), "a shell reads it as it was meant"
+    assert "HF_TOKEN='***' NOTE='b c' numapin run" in rendered(seam.compare_table(made), 80), (
+        "a shell reads it as it was meant"
+    )
+
+
+# --- names and texts of variants as command lines; errors are in tests/recorded/errors.txt ----------------------------
+
+
+def test_variants_are_the_recorded_ones() -> None:
+    """Each variant runs the same script with as many ranks; what a user writes may set variables."""
+    module = replace(SCRIPT, is_module=True)
+    variants = [
+        *(known_variant(name, SCRIPT) for name in seam.KNOWN),
+        own_variant("OMP_NUM_THREADS=4 A='b c' numapin run --bind socket", SCRIPT),
+        own_variant("torchrun", module),
+        own_command("X=1 python 'a b.py'", option="--a"),
+        own_command("python -c 'import a; a.b()'", option="--b"),
+    ]
+    text = ""
+    for variant in variants:
+        started = variant.command
+        if started[0] == sys.executable:
+            started = started[started.index("-c") + 2 :] if "-c" in started else started[1:]
+        text += f"{variant.name}\n  {shlex.join(variant.shown)}\n  {variant.variables} {shlex.join(started)}\n"
+    compare(text, str(Path(__file__).with_name("variants.txt")))
+
+
+@pytest.mark.parametrize("name", seam.example_names())
+def test_idle_cpus_that_a_wider_binding_uses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default --bind socket is compared where the plan warns that it would use idle CPUs, and only there."""
+    topology = discover(machine=Path(name), environ={})
+    plan = make_plan(topology, Request())
+    warns = any("--bind socket uses them" in warning for warning in plan.warnings)
+    assert seam.default_names(topology, plan) == (*seam.DEFAULT, *["numapin-socket"] * warns)
+    assert ("numapin-socket is compared, too" in capsys.readouterr().err) == warns
+    assert warns == (name == "example:dgx-a100")
+
+
+def names(text: str) -> None:
+    seam.require_different_names([known_variant(name, SCRIPT) for name in seam.parse_names(text)])
+
+
+READERS: Final[dict[str, Callable[[str], object]]] = {
+    "own": lambda text: own_variant(text, SCRIPT),
+    "command": lambda text: own_command(text, option="--a"),
+    "names": names,
+    "percent": seam._percent,
+}
+
+
+def test_mistakes() -> None:
+    """Each is an error in words; for variants, a hint says what to write.
+
+    No shell would see the operator of a command; a program's own semicolon is none.
+    """
+
+    def answer(line: str) -> str:
+        kind, _, text = line.partition(" ")
+        with pytest.raises((UsageError, ValueError)) as caught:
+            READERS[kind](text)
+        return str(caught.value)
+
+    compare_answers(Path(__file__).with_name("mistakes.txt"), answer)

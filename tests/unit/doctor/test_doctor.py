@@ -11,37 +11,22 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import pytest
 
-from numapin import Nic
+from numapin import Nic, Topology
 from numapin.errors import UsageError
 from tests.doctor.cases import CPU0, GPU, NODE1, PORT, THP
 from tests.doctor.given import CALLS, examined, live, machine, put
+from tests.doctor.seam import DoctorFinding
 from tests.machines.grids import gpu, grid
+from tests.recorded.screens import compare as recorded
 from tests.recorded.screens import compare_answers
-from tests.unit.doctor.seam import (
-    CHECKS,
-    DoctorSeverity,
-    Host,
-    NicInterface,
-    NicKind,
-    NvmlReadings,
-    Tree,
-    compare,
-    counts_of,
-    doctor,
-    nccl_files,
-    numa,
-    parse_expected,
-)
+from tests.unit.doctor import seam
+from tests.unit.doctor.seam import CHECKS, DoctorSeverity, NicKind, NvmlReadings, compare
 from tests.unit.doctor.seam import live as reading
-
-if TYPE_CHECKING:
-    from numapin import Topology
-    from tests.doctor.seam import DoctorFinding
 
 FILES = {
     "proc/cmdline": "nodes",
@@ -60,23 +45,27 @@ FILES = {
 }
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DoctorFinding]:
+    return examined(machine(tmp_path_factory.mktemp("sound")))
+
+
 @pytest.mark.parametrize(
     "content", [None, b"", b"\xff\x00[\n", b"-1", b"9" * 5000], ids=["directory", "empty", "binary", "-1", "digits"]
 )
 @pytest.mark.parametrize("path", FILES)
-def test_a_broken_file_is_not_a_fault(path: str, content: bytes | None, tmp_path: Path) -> None:
+def test_a_broken_file_is_not_a_fault(
+    path: str, content: bytes | None, sound: dict[str, DoctorFinding], tmp_path: Path
+) -> None:
     """A file that cannot be read or makes no sense counts as unknown or absent."""
-    root = machine(tmp_path)
-    before = examined(root)[FILES[path]]
+    root, check = machine(tmp_path), FILES[path]
     put(root, {path: content})
-    after = examined(root)[FILES[path]]
-    assert after.severity in (before.severity, None)
+    assert examined(root)[check].severity in (sound[check].severity, None)
 
 
 def _compared(topology: Topology, text: str, *, like: Topology | None = None, **answers: Any) -> DoctorFinding:
-    """Return what is found, one line per difference."""
-    host = Host(tree=Tree("/nonexistent"), topology=topology, live=live(**answers))
-    findings = compare(host, parse_expected(text), like=like)
+    host = seam.Host(tree=seam.Tree("/nonexistent"), topology=topology, live=live(**answers))
+    findings = compare(host, seam.parse_expected(text), like=like)
     assert len({(finding.check, finding.severity, finding.why, finding.remedy) for finding in findings}) == 1
     return replace(findings[0], what="\n".join(finding.what for finding in findings))
 
@@ -92,17 +81,28 @@ def test_what_a_machine_must_have() -> None:
     compare_answers(Path(__file__).with_name("expected.txt"), answer)
 
 
+_NIC = Nic(
+    name="mlx5_0", node=0, kind=NicKind.INFINIBAND, interface=seam.NicInterface.VERBS, is_up=True, rate_gbit_s=400.0
+)
+
+
 def test_what_is_unknown_is_not_as_expected() -> None:
-    """It differs, and it is not expected of a host that is to be like one of which it is unknown."""
+    """It differs, and it is not expected of a host that is to be like one of which it is unknown.
+
+    The rate of a port that is down does not count.
+    """
     unknown = replace(grid(gpus=(0, 1)), memory_bytes=None, nics=(replace(_NIC, is_up=None),))
     assert _compared(unknown, "memory=1T").what == "memory: unknown instead of 1024.0 GiB"
     assert _compared(unknown, "ports=1").what == "ports: unknown instead of 1"
     no_driver = NvmlReadings(gpus=None)
     assert _compared(unknown, "driver=580", nvml=no_driver).what == "driver: unknown instead of 580"
-    assert not {"memory", "ports"} & counts_of(unknown).keys()
-
-
-_NIC = Nic(name="mlx5_0", node=0, kind=NicKind.INFINIBAND, interface=NicInterface.VERBS, is_up=True, rate_gbit_s=400.0)
+    assert not {"memory", "ports"} & seam.counts_of(unknown).keys()
+    like = replace(grid(), nics=(_NIC,))
+    unread = replace(like, nics=(replace(_NIC, rate_gbit_s=None),))
+    assert _compared(unread, "nodes=2", like=like).what == "mlx5_0: unknown instead of 400 Gbit/s"
+    assert _compared(like, "nodes=2", like=unread).severity == "ok"
+    down = replace(like, nics=(replace(_NIC, rate_gbit_s=None, is_up=False),))
+    assert _compared(down, "nodes=2", like=like).severity == "ok"
 
 
 def test_a_host_that_is_to_be_like_another() -> None:
@@ -111,7 +111,7 @@ def test_a_host_that_is_to_be_like_another() -> None:
     gpus = tuple(gpu(n, 0, name="NVIDIA H100") for n in range(2))
     like = replace(grid(), gpus=gpus, nics=nics, memory_bytes=1 << 40)
     expected = ",".join(
-        f"{name}={number}" for name, number in counts_of(like).items() if name in ("gpus", "nics", "ports")
+        f"{name}={number}" for name, number in seam.counts_of(like).items() if name in ("gpus", "nics", "ports")
     )
     assert _compared(like, expected, like=like).severity is DoctorSeverity.OK
     worse = replace(
@@ -156,16 +156,6 @@ def test_models_are_compared_by_gpu() -> None:
     compare_answers(Path(__file__).with_name("models.txt"), answer)
 
 
-def test_an_unknown_rate_is_not_as_expected() -> None:
-    """A rate that cannot be read differs from a known one; that of a port that is down does not count."""
-    like = replace(grid(), nics=(_NIC,))
-    unread = replace(like, nics=(replace(_NIC, rate_gbit_s=None),))
-    assert _compared(unread, "nodes=2", like=like).what == "mlx5_0: unknown instead of 400 Gbit/s"
-    assert _compared(like, "nodes=2", like=unread).severity == "ok"
-    down = replace(like, nics=(replace(_NIC, rate_gbit_s=None, is_up=False),))
-    assert _compared(down, "nodes=2", like=like).severity == "ok"
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -179,7 +169,7 @@ def test_an_unknown_rate_is_not_as_expected() -> None:
 def test_a_line_of_a_prolog_that_checks_nothing_is_refused(line: tuple[str, ...], message: str) -> None:
     """A prolog must not pass because a variable is empty, or because no check is left."""
     with pytest.raises((UsageError, click.UsageError), match=re.escape(message)):
-        doctor.main(["--root", "/", *line], standalone_mode=False)
+        seam.doctor.main(["--root", "/", *line], standalone_mode=False)
 
 
 def test_live_checks_are_skipped_on_a_capture(tmp_path: Path) -> None:
@@ -210,7 +200,7 @@ def test_an_impossible_node_is_refused_with_the_errno() -> None:
 
 def test_a_policy_that_is_not_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that accepts a policy and forgets it counts as refusing it."""
-    monkeypatch.setattr(numa, "set_memory_policy", lambda _mode, _nodes: None)
+    monkeypatch.setattr(seam.numa, "set_memory_policy", lambda _mode, _nodes: None)
     assert reading.try_policies(0)["set_mempolicy"] == "accepted, but not kept"
 
 
@@ -233,11 +223,11 @@ def test_nccl_is_found_without_a_package(tmp_path: Path, monkeypatch: pytest.Mon
         (folder / f"libnccl.so.{version}").touch()
         (folder / "libnccl.so.2").symlink_to(f"libnccl.so.{version}")
     monkeypatch.setattr(reading, "_NCCL_PACKAGES", ())
-    monkeypatch.setattr(nccl_files, "FOLDERS", [str(usual)])
+    monkeypatch.setattr(seam.nccl_files, "FOLDERS", [str(usual)])
     assert reading.nccl_versions({}) == {f"{usual}/libnccl.so.2.29.7": "2.29.7"}
     found = reading.nccl_versions({"LD_LIBRARY_PATH": f"/none:{own}"})
     assert found == {f"{own}/libnccl.so.2.30.4": "2.30.4"}
-    monkeypatch.setattr(nccl_files, "FOLDERS", [])
+    monkeypatch.setattr(seam.nccl_files, "FOLDERS", [])
     assert reading.nccl_versions({}) == {}
 
 
@@ -267,7 +257,4 @@ def test_the_page_has_all_checks() -> None:
         mark = " *" if check.is_live else ""
         where = _CODE.sub(lambda word: f"`{word[0]}`", check.where)
         rows.append(f"| {check.name}{mark} | {finds} {check.why} | {where} |")
-    text = "\n".join([_HEAD, *rows]) + "\n"
-    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        PAGE.write_text(text)
-    assert PAGE.read_text() == text
+    recorded("\n".join([_HEAD, *rows]) + "\n", str(PAGE))

@@ -8,17 +8,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.nvml.fake import FakeGpu, render
+from tests.nvml.fake import FakeGpu, FakeNvml, render
 from tests.unit.doctor.seam import GpuUser, read_kernel_log
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.nvml.fake import FakeNvml
 
 _GPU = FakeGpu(
     uuid="GPU-a",
@@ -58,41 +54,6 @@ def _read(fake_nvml: FakeNvml, folder: Path, *gpus: FakeGpu, old: bool = False) 
     return found
 
 
-def test_health_as_nvml_reports_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """Each value has its own field; of processes, name and user are those of the process that is there."""
-    pid = os.getpid()
-    found = _read(fake_nvml, tmp_path, replace(_GPU, processes=((pid, 512), 4194304)), _BARE)
-    health, bare = found["healths"]
-    assert (health["uncorrected"], health["uncorrected_ever"]) == (2, 7)
-    assert (health["is_remapping_pending"], health["has_remapping_failed"]) == (True, False)
-    assert health["is_retirement_pending"] is False
-    assert health["slowdowns"] == ["hardware slowdown", "heat, by the hardware"]
-    assert health["unread"] == {}
-    (gpu, own, used_bytes, name, user), gone = found["users"]
-    assert (gpu, own, used_bytes) == (0, pid, 512 << 20)
-    assert name == _comm(pid)
-    assert user
-    assert gone == [*GpuUser(0, 4194304, 1 << 30, None, None)]  # no process has so high an id
-    assert {value for field, value in bare.items() if field not in ("unread", "processes")} == {None}
-    assert bare["processes"] == []
-    assert {*bare["unread"]} == {"uncorrected", "uncorrected_ever", "rows", "is_retirement_pending", "slowdowns"}
-
-
-def _comm(pid: int) -> str:
-    with open(f"/proc/{pid}/comm", encoding="utf-8") as file:  # noqa: PTH123 - a file of the kernel
-        return file.read().strip()
-
-
-def test_an_old_driver(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """What it lacks is unknown with NVML's own words; clocks are read by their former name."""
-    (health,) = _read(fake_nvml, tmp_path, _GPU, old=True)["healths"]
-    assert (health["is_remapping_pending"], health["has_remapping_failed"]) == (None, None)
-    assert {*health["unread"]} == {"rows"}
-    assert "Not Found" in health["unread"]["rows"]
-    assert health["slowdowns"] == ["hardware slowdown", "heat, by the hardware"]
-    assert health["uncorrected"] == 2
-
-
 QUESTIONS = {
     "ecc": {"uncorrected", "uncorrected_ever"},
     "rows": {"rows"},
@@ -103,76 +64,101 @@ QUESTIONS = {
 """What is unknown if a question is refused."""
 
 
-def test_questions_that_are_refused(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """Only the own answer of each is unknown."""
-    healths = _read(fake_nvml, tmp_path, *[replace(_GPU, fails={question: 4}) for question in QUESTIONS])["healths"]
-    assert [{*health["unread"]} for health in healths] == [*QUESTIONS.values()]
+def test_health_as_nvml_reports_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """Each value has its own field; of processes, name and user are those of the process that is there.
+
+    Of questions that are refused, only the own answer of each is unknown.
+    """
+    pid = os.getpid()
+    refused = [replace(_GPU, fails={question: 4}) for question in QUESTIONS]
+    found = _read(fake_nvml, tmp_path, replace(_GPU, processes=((pid, 512), 4194304)), _BARE, *refused)
+    health, bare, *others = found["healths"]
+    assert (health["uncorrected"], health["uncorrected_ever"]) == (2, 7)
+    assert (health["is_remapping_pending"], health["has_remapping_failed"]) == (True, False)
+    assert health["is_retirement_pending"] is False
+    assert health["slowdowns"] == ["hardware slowdown", "heat, by the hardware"]
+    assert health["unread"] == {}
+    (gpu, own, used_bytes, name, user), gone = (found["users"])[:2]
+    assert (gpu, own, used_bytes) == (0, pid, 512 << 20)
+    assert name == Path(f"/proc/{pid}/comm").read_text().strip()
+    assert user
+    assert gone == [*GpuUser(0, 4194304, 1 << 30, None, None)]  # no process has so high an id
+    assert {value for field, value in bare.items() if field not in ("unread", "processes")} == {None}
+    assert bare["processes"] == []
+    assert {*bare["unread"]} == {"uncorrected", "uncorrected_ever", "rows", "is_retirement_pending", "slowdowns"}
+    assert [{*one["unread"]} for one in others] == [*QUESTIONS.values()]
 
 
-def test_gpus_that_have_failed(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """Each is left out, whichever question shows that it must be reset or is lost."""
+def test_an_old_driver(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """What it lacks is unknown with NVML's own words; clocks are read by their former name."""
+    (health,) = _read(fake_nvml, tmp_path, _GPU, old=True)["healths"]
+    assert (health["is_remapping_pending"], health["has_remapping_failed"]) == (None, None)
+    assert {*health["unread"]} == {"rows"}
+    assert "Not Found" in health["unread"]["rows"]
+    assert (health["slowdowns"], health["uncorrected"]) == (["hardware slowdown", "heat, by the hardware"], 2)
+
+
+def test_gpus_that_are_left_out(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """One that must be reset or is lost has failed, whichever question shows it.
+
+    For want of power, or with a damaged InfoROM, it is one that should be there; without permission it is not.
+    """
     failed = [
         replace(_GPU, fails={question: code}) for question in ("handle", *QUESTIONS) for code in (11, 15, 16, 999)
     ]
-    found = _read(fake_nvml, tmp_path, _GPU, *failed)
-    assert (len(found["healths"]), found["lost"], found["silent"]) == (1, found["notes"], [])
-    assert [f"GPU {number} (in NVML's order) is left out" in note for number, note in enumerate(found["notes"], 1)] == [
-        True
-    ] * len(failed)
+    silent = [replace(_GPU, fails={"handle": code}) for code in (4, 8, 10, 14, 17)]
+    found = _read(fake_nvml, tmp_path, _GPU, *failed, *silent)
+    notes, num_failed = found["notes"], len(failed)
+    assert len(found["healths"]) == 1
+    assert (found["lost"], found["silent"]) == (notes[:num_failed], notes[num_failed + 1 :])
+    assert len(notes) == num_failed + 5
+    assert all(f"GPU {number} (in NVML's order) is left out" in note for number, note in enumerate(notes[:-5], 1))
+    assert f"GPU {num_failed + 1} " in notes[num_failed]
 
 
-def test_gpus_that_do_not_answer(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """For want of power, or with a damaged InfoROM, it is one that should be there; without permission it is not."""
-    found = _read(fake_nvml, tmp_path, _GPU, *[replace(_GPU, fails={"handle": code}) for code in (4, 8, 10, 14, 17)])
-    assert (len(found["healths"]), found["lost"], found["silent"]) == (1, [], found["notes"][1:])
-    assert ["GPU 1 " in found["notes"][0], len(found["notes"])] == [True, 5]
+# --- errors of the driver in the kernel's buffer ---------------------------------------------------------------------
 
 
-class TestKernelLog:
-    """Errors of the driver in the kernel's buffer."""
+def test_the_kernels_buffer(tmp_path: Path) -> None:
+    """Both ways in which drivers write the address are read, and the kernel's own records only."""
+    log = tmp_path / "kmsg"
+    log.write_text(_LOG)
+    found = read_kernel_log(str(log))
+    assert [(xid.code, xid.pci) for xid in found.xids or ()] == [
+        (79, "0000:1b:00.0"),
+        (31, "0008:01:00.0"),
+        (14, "0000:03:00.0"),
+    ]
+    first = (found.xids or ())[0]
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert first.at_s == pytest.approx(booted_s + 5, abs=1)
+    assert first.message.endswith("GPU has fallen off the bus.")
+    assert found.begins_s is None
 
-    def test_the_kernels_buffer(self, tmp_path: Path) -> None:
-        """Both ways in which drivers write the address are read, and the kernel's own records only."""
-        log = tmp_path / "kmsg"
-        log.write_text(_LOG)
-        found = read_kernel_log(str(log))
-        assert [(xid.code, xid.pci) for xid in found.xids or ()] == [
-            (79, "0000:1b:00.0"),
-            (31, "0008:01:00.0"),
-            (14, "0000:03:00.0"),
-        ]
-        first = (found.xids or ())[0]
-        booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert first.at_s == pytest.approx(booted_s + 5, abs=1)
-        assert first.message.endswith("GPU has fallen off the bus.")
-        assert found.begins_s is None
 
-    def test_a_crash_is_no_error_of_the_driver(self, tmp_path: Path) -> None:
-        """The kernel's line begins with the name of the program and ends with that of its file: users choose both."""
-        log = tmp_path / "kmsg"
-        crashes = (
-            "NVRM: Xid (0[4711]: segfault at 0 ip 0000555555555131 error 6 in a): 79, x[1131,555555555000+1000]",
-            "NVRM: Xid (PCI:[4711]: segfault at 0 ip 0000555555555131 error 6 in 0000:1b:00): 79, x[1131,5+1000]",
-        )
-        log.write_text("".join(f"6,{number},9000000,-;{line}\n" for number, line in enumerate(crashes)))
-        assert read_kernel_log(str(log)).xids == ()
+def test_a_crash_is_no_error_of_the_driver(tmp_path: Path) -> None:
+    """The kernel's line begins with the name of the program and ends with that of its file: users choose both."""
+    log = tmp_path / "kmsg"
+    crashes = (
+        "NVRM: Xid (0[4711]: segfault at 0 ip 0000555555555131 error 6 in a): 79, x[1131,555555555000+1000]",
+        "NVRM: Xid (PCI:[4711]: segfault at 0 ip 0000555555555131 error 6 in 0000:1b:00): 79, x[1131,5+1000]",
+    )
+    log.write_text("".join(f"6,{number},9000000,-;{line}\n" for number, line in enumerate(crashes)))
+    assert read_kernel_log(str(log)).xids == ()
 
-    @pytest.mark.parametrize("content", ["", "12,3,7000000,-;written by a program\n"])
-    def test_a_file_in_its_place(self, tmp_path: Path, content: str) -> None:
-        """Without a message of the kernel the answer is unknown."""
-        log = tmp_path / "kmsg"
+
+def test_a_buffer_that_has_lost_its_beginning(tmp_path: Path) -> None:
+    """The time of the first message that is left is known."""
+    log = tmp_path / "kmsg"
+    log.write_text(_LOG.partition("\n")[2])
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert read_kernel_log(str(log)).begins_s == pytest.approx(booted_s + 5, abs=1)
+
+
+def test_without_a_message_of_the_kernel(tmp_path: Path) -> None:
+    """The answer is unknown, with the reason."""
+    log = tmp_path / "kmsg"
+    assert read_kernel_log(str(log)) == (None, None, f"{log} cannot be read: No such file or directory")
+    for content in ("", "12,3,7000000,-;written by a program\n"):
         log.write_text(content)
-        found = read_kernel_log(str(log))
-        assert (found.xids, found.problem) == (None, f"{log} shows no message of the kernel")
-
-    def test_a_buffer_that_has_lost_its_beginning(self, tmp_path: Path) -> None:
-        """The time of the first message that is left is known."""
-        log = tmp_path / "kmsg"
-        log.write_text(_LOG.partition("\n")[2])
-        booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert read_kernel_log(str(log)).begins_s == pytest.approx(booted_s + 5, abs=1)
-
-    def test_a_buffer_that_cannot_be_read(self) -> None:
-        """The answer is unknown, with the reason."""
-        found = read_kernel_log("/nonexistent/kmsg")
-        assert (found.xids, found.problem) == (None, "/nonexistent/kmsg cannot be read: No such file or directory")
+        assert read_kernel_log(str(log)) == (None, None, f"{log} shows no message of the kernel")

@@ -1,4 +1,4 @@
-"""Job scripts: checks by shells, YAML readers and Kubernetes' own schemas, and what needs no script.
+"""Job scripts: checks by shells, YAML readers and Kubernetes' own schemas, the examples, and what needs no script.
 
 The scripts themselves and what is refused are recorded: tests/recorded/jobs.txt and jobs-refused.txt.
 """
@@ -25,7 +25,7 @@ from numapin.errors import UsageError
 from tests.jobs import schemas
 from tests.jobs.cases import CASES, HOSTILE, expanded, machine_files, write
 from tests.machines.grids import grid
-from tests.recorded.screens import compare_answers
+from tests.recorded.screens import compare, compare_answers
 from tests.unit.jobs.seam import Form, GpuVendor, JobRequest, KubernetesKind, notation, sized
 
 SHELL_CASES = [name for name in CASES if not name.startswith("kubernetes")]
@@ -35,7 +35,6 @@ FORMS = [kind.value for kind in KubernetesKind]
 
 @pytest.fixture(scope="session")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Give the machine files that the cases name."""
     return machine_files(tmp_path_factory.mktemp("machines"))
 
 
@@ -46,28 +45,21 @@ def _documents(arguments: list[str]) -> list[dict[str, Any]]:
 # --- shells ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHELL_CASES)
-def test_scripts_are_what_bash_takes(name: str, machines: dict[str, str]) -> None:
-    """Bash parses every script, and shellcheck finds nothing."""
-    text = write(shlex.split(CASES[name].format(**machines)))
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    _check(text)
-
-
-@pytest.mark.parametrize("name", SHELL_CASES)
-def test_scripts_with_hostile_words_are_what_bash_takes(name: str, machines: dict[str, str]) -> None:
-    """The same holds for any program name; shellcheck's style remarks then concern the user's own words."""
-    arguments = shlex.split(CASES[name].format(**machines))
-    program = next(i for i, word in enumerate(arguments) if word.startswith(("train.", "./train.", "package.")))
-    text = write([*arguments[:program], *HOSTILE])
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    _check(text, "--severity=warning")
-
-
-def _check(text: str, *options: str) -> None:
+@pytest.mark.parametrize(("words", "options"), [((), ()), (HOSTILE, ("--severity=warning",))], ids=["own", "hostile"])
+def test_scripts_are_what_bash_takes(
+    words: tuple[str, ...], options: tuple[str, ...], machines: dict[str, str], tmp_path: Path
+) -> None:
+    """Bash parses every script, and shellcheck finds nothing; style remarks on hostile words concern the user's own."""
+    for name in SHELL_CASES:
+        arguments = shlex.split(CASES[name].format(**machines))
+        program = next(i for i, word in enumerate(arguments) if word.startswith(("train.", "./train.", "package.")))
+        script = tmp_path / f"{name}.sh"
+        script.write_text(write([*arguments[:program], *words] if words else arguments))
+        subprocess.run(["bash", "-n", script], check=True)
     if not shutil.which("shellcheck"):
         pytest.skip("no shellcheck on PATH; type: apt-get install shellcheck")
-    done = subprocess.run(["shellcheck", *options, "-"], input=text, capture_output=True, text=True, check=False)
+    scripts = sorted(tmp_path.iterdir())
+    done = subprocess.run(["shellcheck", *options, *scripts], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -95,7 +87,6 @@ def test_a_script_has_eight_lines_of_ours(engine: str) -> None:
 
 
 def _directives(line: str) -> str:
-    """Return the directives of a script with these options, without their mark; or the error."""
     engine, *given = shlex.split(line.replace(r"\n", "\n"))
     try:
         text = write([engine, "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", *given, "train.py"])
@@ -112,17 +103,10 @@ def test_directives_are_added_or_refused() -> None:
     compare_answers(Path(__file__).with_name("directives.txt"), _directives)
 
 
-def test_each_host_has_a_log_file_under_slurm() -> None:
-    """With several hosts srun writes a file for each; a job that may be requeued appends to them."""
-    text = write(["slurm", "--nodes=2", "--gpus-per-node=2", "--array=0-3", "--requeue", "train.py"])
-    assert "--output=%x-%A_%a-%N.out --open-mode=append" in text
-    assert "%N" not in write(["slurm", "--gpus-per-node=2", "train.py"])
-    assert "%N" not in write(["slurm", "--nodes=2", "--gpus-per-node=2", "--directive=-o logs/%j.out", "train.py"])
-
-
 # --- Kubernetes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.xdist_group("schemas")  # reading them takes seconds
 @pytest.mark.parametrize("name", POD_CASES)
 def test_manifests_are_what_the_api_takes(name: str, machines: dict[str, str]) -> None:
     """Each document and the pods inside it fit the schemas of their APIs; unknown fields are errors."""
@@ -167,6 +151,7 @@ def _spoil(document: dict[str, Any], path: str, value: object) -> dict[str, Any]
     return spoiled
 
 
+@pytest.mark.xdist_group("schemas")
 @pytest.mark.parametrize("form", FORMS)
 def test_the_schemas_find_wrong_fields(form: str) -> None:
     """A misspelled field and a wrong type are found in each kind, one level below `spec`, and in the container."""
@@ -261,7 +246,6 @@ def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
 
 
 def _image(typed: str) -> str:
-    """Return an image as Pyxis, Kubernetes and Apptainer take it, or why Apptainer does not."""
     try:
         apptainer = notation.for_apptainer(typed)
     except UsageError as error:
@@ -272,3 +256,22 @@ def _image(typed: str) -> str:
 def test_images_are_named_as_each_program_takes_them() -> None:
     """Enroot needs a # after the registry, Apptainer a scheme; files and other schemes stay as they are."""
     compare_answers(Path(__file__).with_name("images.txt"), _image)
+
+
+# --- the job scripts in examples/ are the output of the commands in their READMEs ------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["slurm", "mpi", "kubernetes"])
+def test_examples_are_what_their_readme_writes(folder: str) -> None:
+    """Each file is the output of its command, and there are no others; its program is in this repository.
+
+    That of a manifest is in its image.
+    """
+    place = Path(__file__).resolve().parents[3] / "examples" / folder
+    lines = (place / "README.md").read_text().splitlines()
+    shown = [shlex.split(line)[3:] for line in lines if line.startswith("$ numapin job ")]
+    commands = {words[-1]: words[:-2] for words in shown}
+    assert {path.name for path in place.iterdir()} == {*commands, "README.md"}
+    for name, arguments in commands.items():
+        compare(write(arguments), str(place / name))
+        assert folder == "kubernetes" or (place.parents[1] / arguments[-1]).is_file()

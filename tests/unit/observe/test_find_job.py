@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,10 @@ from tests.recorded.screens import compare_answers
 from tests.unit.observe import seam
 from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, observe, run_folder, start_time
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
 
 CPUS = cpu_set.render(os.sched_getaffinity(0))
 RECORD = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 1, "applied": {}}
-ALONE = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _plan(num_ranks: int = 2) -> dict[str, Any]:
@@ -44,7 +41,6 @@ def _record(folder: str, rank: int, pid: int, restart: int = 0, more: dict[str, 
 
 @contextmanager
 def _run(environ: dict[str, str]) -> Iterator[str]:
-    """Make an active run with its plan and its command."""
     with run_folder.run_directory(environ) as folder:
         handover.write_json(folder, handover.PLAN, _plan())
         handover.write_json(folder, handover.COMMAND, {"argv": ["numapin", "run", "a b.py"], "pid": 1})
@@ -53,7 +49,6 @@ def _run(environ: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """Give an environment whose runs are below the test's folder."""
     return {"TMPDIR": str(tmp_path)}
 
 
@@ -120,7 +115,9 @@ def test_a_file_comes_before_a_run(environ: dict[str, str], tmp_path: Path) -> N
 
 
 def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
-    """Without an active run, with an ended one, and with another folder, the error has status 2."""
+    """Without an active run, with one that has ended or has no plan, and with another folder, the error says so."""
+    with run_folder.run_directory(environ) as folder, pytest.raises(UsageError, match="is starting or ending"):
+        find_job.read_run(Path(folder))
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path / "kept")}
     with _run(environ) as over:
         pass
@@ -176,12 +173,6 @@ def test_a_record_that_is_replaced_while_it_is_read(environ: dict[str, str], mon
         assert find_job.read_run(Path(folder)).pids == {1: 101}
 
 
-def test_an_active_run_without_a_plan(environ: dict[str, str]) -> None:
-    """Its launcher is about to write the plan, or to remove the folder."""
-    with run_folder.run_directory(environ) as folder, pytest.raises(UsageError, match="is starting or ending"):
-        find_job.read_run(Path(folder))
-
-
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
@@ -204,7 +195,7 @@ def test_broken_files_are_named(environ: dict[str, str], name: str, text: str, t
 
 
 @contextmanager
-def _processes(*environs: dict[str, str], launcher: dict[str, str] = ALONE) -> Iterator[list[int]]:
+def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
     """Start a launcher with a child of each environment; yield its pid and theirs."""
     code = (
         "import json, os, subprocess, sys\n"
@@ -217,13 +208,13 @@ def _processes(*environs: dict[str, str], launcher: dict[str, str] = ALONE) -> I
         "sys.stdin.read()\n"
         "for child in children: child.communicate()\n"
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LOCAL_", "NUMAPIN_"))}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("LOCAL_", "NUMAPIN_"))}
     with subprocess.Popen(
         [sys.executable, "-c", code, json.dumps(environs)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment | launcher,
+        env=ours | {"CUDA_VISIBLE_DEVICES": ""},
     ) as process:
         assert process.stdout is not None
         children = [int(pid) for pid in process.stdout.readline().split()]
@@ -234,13 +225,21 @@ def _processes(*environs: dict[str, str], launcher: dict[str, str] = ALONE) -> I
 
 
 def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without NUMAPIN_RUN_DIR belongs to no run, even if our current directory is a run's folder."""
-    with _run(environ) as folder, _processes({"LOCAL_RANK": "0"}) as (_, rank):
+    """A process without NUMAPIN_RUN_DIR belongs to no run, even if our current directory is a run's folder.
+
+    A process above it and a rank of the run is refused; the error has the processes of each job.
+    """
+    alone = {"LOCAL_RANK": "0", "MASTER_PORT": "29500"}
+    with _run(environ) as folder, _processes(alone, alone | {"NUMAPIN_RUN_DIR": folder}) as (launcher, rank, ours):
         monkeypatch.chdir(folder)
         assert not run_folder.is_live("")
         assert find_job.job_of_processes([rank]).name == f"pid {rank}"
         monkeypatch.chdir(Path(folder).parent)
         assert find_job.find_run(Path(folder).name, {}).name == Path(folder).name
+        with pytest.raises(UsageError, match="includes ranks of 2 jobs") as caught:
+            find_job.job_of_processes([launcher])
+        assert f"MASTER_PORT=29500: --pid {rank}\n" in caught.value.message
+        assert f"run {Path(folder).name}: --pid {ours}" in caught.value.message
 
 
 def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> None:
@@ -261,41 +260,23 @@ def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> No
 
 
 def test_ranks_of_a_run_have_its_plan(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes with the folder of an active run in their environment get its plan; no machine is read."""
+    """Processes with the folder of an active run in their environment get its plan; no machine is read.
+
+    A worker's process id stands for its rank; a process in no rank of its run is an error.
+    """
     monkeypatch.setattr(find_job, "discover", lambda **_: pytest.fail("the plan is there: no machine need be read"))
     with _run(environ) as folder:
         ranks = [{"LOCAL_RANK": str(rank), "NUMAPIN_RUN_DIR": folder} for rank in range(2)]
         with _processes(*ranks) as (launcher, first, second):
+            _record(folder, 0, launcher)
+            assert find_job.job_of_processes([first]).pids == {0: launcher}
             _record(folder, 0, first)
+            with pytest.raises(UsageError, match=f"pid {second} belongs to no rank of run {Path(folder).name}"):
+                find_job.job_of_processes([second])
             _record(folder, 1, second)
             job = find_job.job_of_processes([launcher])
             assert (job.name, job.pids) == (Path(folder).name, {0: first, 1: second})
             assert find_job.job_of_processes([second]).pids == {1: second}
-
-
-def test_what_a_rank_started_stands_for_it(environ: dict[str, str]) -> None:
-    """A worker's process id stands for its rank; a process in no rank of its run is an error."""
-    with _run(environ) as folder:
-        inherited = {"LOCAL_RANK": "0", "NUMAPIN_RUN_DIR": folder}
-        with _processes(inherited, inherited) as (rank, worker, stranger):
-            _record(folder, 0, rank)
-            assert find_job.job_of_processes([worker]).pids == {0: rank}
-            _record(folder, 0, worker)
-            with pytest.raises(UsageError, match=f"pid {stranger} belongs to no rank of run {Path(folder).name}"):
-                find_job.job_of_processes([stranger])
-
-
-def test_ranks_of_several_jobs(environ: dict[str, str]) -> None:
-    """A process above the ranks of several jobs is refused; the error has the processes of each job."""
-    with _run(environ) as folder:
-        first, second = {"LOCAL_RANK": "0", "MASTER_PORT": "29500"}, {"LOCAL_RANK": "0", "MASTER_PORT": "29501"}
-        with _processes(first, second, first | {"NUMAPIN_RUN_DIR": folder}) as (launcher, one, other, ours):
-            with pytest.raises(UsageError, match="includes ranks of 3 jobs") as caught:
-                find_job.job_of_processes([launcher])
-            assert f"MASTER_PORT=29500: --pid {one}\n" in caught.value.message
-            assert f"MASTER_PORT=29501: --pid {other}\n" in caught.value.message
-            assert f"run {Path(folder).name}: --pid {ours}" in caught.value.message
-            assert find_job.job_of_processes([other]).pids == {0: other}
 
 
 def _dgx() -> Topology:

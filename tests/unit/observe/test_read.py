@@ -7,27 +7,18 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from numapin.errors import MachineError
+from tests.doctor.given import put
 from tests.recorded.screens import compare
-from tests.unit.observe.seam import (
-    MemoryKind,
-    children_of,
-    environment_of,
-    observe,
-    parent_of,
-    proc,
-)
+from tests.unit.observe.seam import MemoryKind, children_of, environment_of, observe, parent_of, proc
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-MIB = 1 << 20
 MAPS = r"""5604952f6000 prefer:1 file=/usr/bin/python3 mapped=512 N0=512 kernelpagesize_kB=4
 5604ce34c000 prefer:1 heap anon=256 dirty=256 active=0 N1=256 kernelpagesize_kB=4
 7f0000000000 prefer:1 anon=512 dirty=512 N0=256 N1=256 kernelpagesize_kB=4
@@ -61,7 +52,6 @@ def _add(
     environ: str = "A=1\0",
     **task: str,
 ) -> Path:
-    """Write a process with one thread."""
     folder = root / "proc" / str(pid)
     _task(folder, name, parent, **task)
     _task(folder / "task" / str(pid), name, parent, **task)
@@ -71,42 +61,24 @@ def _add(
     return folder
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Give a root with nothing but /proc, two nodes and eight CPUs."""
-    _prepare(tmp_path)
-    return tmp_path
-
-
-def _prepare(root: Path) -> None:
+def _root(root: Path) -> Path:
+    """Make a root with nothing but /proc, two nodes and eight CPUs."""
     (root / "proc" / "self").mkdir(parents=True)
     for kind, online in (("node", "0-1"), ("cpu", "0-7")):
         folder = root / "sys/devices/system" / kind
         folder.mkdir(parents=True)
         (folder / "online").write_text(f"{online}\n")
+    return root
 
 
-def _maps(root: Path, text: str) -> None:
-    _add(root, 10, maps=text)
-
-
-def _odd_names(root: Path) -> None:
-    """Give paths that only Python takes for several lines, and one that is not UTF-8."""
-    named = "7f0006000000 prefer:1 file=/tmp/a\rb\u2028c\x85d mapped=1 N0=1 kernelpagesize_kB=4\n"
-    odd = MAPS.encode() + named.encode() + b"7f0007000000 prefer:1 file=/tmp/\xff mapped=1\n"
-    (_add(root, 10) / "numa_maps").write_bytes(odd)
+def _with(root: Path, files: Mapping[str, str | bytes]) -> None:
+    _add(root, 10)
+    put(root, files)
 
 
 def _devices(root: Path, names: str = "") -> None:
     lines = "".join(f"7ffd0000000{n} default file=/dev/{name}\n" for n, name in enumerate(names.split()))
-    _maps(root, MAPS + lines)
-
-
-def _cpuset(root: Path) -> None:
-    (root / "proc/mounts").write_text("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
-    (_add(root, 10) / "cgroup").write_text("0::/job\n")
-    (root / "sys/fs/cgroup/job").mkdir(parents=True)
-    (root / "sys/fs/cgroup/job/cpuset.cpus.effective").write_text("0-1\n")
+    _add(root, 10, maps=MAPS + lines)
 
 
 def _nccl(root: Path, of_rank: str, *, is_installed: bool = False) -> None:
@@ -128,11 +100,6 @@ def _tree(root: Path) -> None:
     _add(root, 20)
 
 
-def _odd_texts(root: Path) -> None:
-    environ = "SECRET=x\0OMP_PROC_BIND=close\0broken\0OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0"
-    _add(root, 10, cpus="0-127", name="a) R 1 (\x1b[31m", environ=environ)
-
-
 def _vanishing(root: Path) -> None:
     rank = _add(root, 10)
     _task(rank / "task" / "15", "gone", 1)
@@ -146,10 +113,6 @@ def _without_numa(root: Path) -> None:
     (root / "sys/devices/system/node/online").unlink()
 
 
-def _garbled(root: Path, file: str, text: str) -> None:
-    (_add(root, 10) / file).write_text(text)
-
-
 STACK: Final = "7ffc00000000 {} stack anon=8 N1=8 kernelpagesize_kB=4\n"
 POLICIES: Final = ("default", "local", "prefer (many):0-1", "bind=static:0,2", "weighted interleave:0-1")
 GARBLED: Final = (
@@ -161,26 +124,44 @@ GARBLED: Final = (
     ("numa_maps", "not an address\n"),
     ("numa_maps", "7f0000000000\n"),
 )
+# Paths that only Python takes for several lines, and one that is not UTF-8.
+ODD: Final = (
+    "7f0006000000 prefer:1 file=/tmp/a\rb\u2028c\x85d mapped=1 N0=1 kernelpagesize_kB=4\n".encode()
+    + b"7f0007000000 prefer:1 file=/tmp/\xff mapped=1\n"
+)
+CPUSET: Final = {
+    "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
+    "proc/10/cgroup": "0::/job\n",
+    "sys/fs/cgroup/job/cpuset.cpus.effective": "0-1\n",
+}
+ENVIRON: Final = "SECRET=x\0OMP_PROC_BIND=close\0broken\0OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0"
 CASES: Final[dict[str, Callable[[Path], object]]] = {
-    "memory of every kind is counted in bytes for each policy, whatever the paths": _odd_names,
+    "memory of every kind is counted in bytes for each policy, whatever the paths": partial(
+        _with, files={"proc/10/numa_maps": MAPS.encode() + ODD}
+    ),
     "a shared anonymous mapping is shared memory if no device is open": _devices,
     "with AMD's device it may be page-locked": partial(_devices, names="kfd"),
     "so it may with a render node": partial(_devices, names="dri/renderD128"),
     "with NVIDIA's device it comes from cudaHostAlloc": partial(_devices, names="dri/renderD128 nvidia0"),
-    "the CPUs that the cgroup of a rank allows are read": _cpuset,
+    "the CPUs that the cgroup of a rank allows are read": partial(_with, files=CPUSET),
     **{
-        f"the main thread's policy is the stack's: {words}": partial(_maps, text=STACK.format(words))
+        f"the main thread's policy is the stack's: {words}": partial(_add, pid=10, maps=STACK.format(words))
         for words in POLICIES
     },
     "a rank without NCCL": partial(_nccl, of_rank="/usr/lib/libc.so.6"),
     "the NCCL of a rank, not of its worker, has its package's version": partial(_nccl, of_rank="", is_installed=True),
     "the rank comes first; workers are known by their name or a slot; grandchildren belong to it": _tree,
-    "CPUs that are not online do not count; texts lose control characters": _odd_texts,
+    "CPUs that are not online do not count; texts lose control characters": partial(
+        _add, pid=10, cpus="0-127", name="a) R 1 (\x1b[31m", environ=ENVIRON
+    ),
     "a missing process is a rank that is gone": lambda _: None,
     "so is a zombie": partial(_add, pid=10, state="Z"),
     "what vanishes while it is read is left out": _vanishing,
     "without NUMA memory is unknown, with the reason, and there is one node": _without_numa,
-    **{f"garbled {file} is named: {text[:20]!r}": partial(_garbled, file=file, text=text) for file, text in GARBLED},
+    **{
+        f"garbled {file} is named: {text[:20]!r}": partial(_with, files={f"proc/10/{file}": text})
+        for file, text in GARBLED
+    },
 }
 
 
@@ -200,20 +181,19 @@ def _observed(root: Path) -> dict[str, object]:
     }
 
 
-def test_each_tree_is_read_as_recorded(root: Path) -> None:
+def test_each_tree_is_read_as_recorded(tmp_path: Path) -> None:
     """Roles, threads, policies and memory of each tree are the recorded ones; NUMAPIN_UPDATE_GOLDEN=1 records them."""
     found = {}
-    for sentence, arrange in CASES.items():
+    for number, (sentence, arrange) in enumerate(CASES.items()):
+        root = _root(tmp_path / str(number))
         arrange(root)
         found[sentence] = _observed(root)
-        for name in ("proc", "sys"):
-            shutil.rmtree(root / name)
-        _prepare(root)
     compare(json.dumps(found, indent=1) + "\n", str(Path(__file__).parent / "recorded/read.json"))
 
 
-def test_parents(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has the parent that the kernel reports, whatever its name; what hidepid=1 hides is skipped."""
+    root = _root(tmp_path)
     _add(root, 10, name="sh) 7 (", parent=5)
     _add(root, 11)
     read = proc.read

@@ -1,61 +1,52 @@
-"""`verify` on plans and observations that are written here; findings, table and summary of each case are recorded.
+"""`verify` and `top` on plans and observations that are written here; what they find and show is recorded.
 
-NUMAPIN_UPDATE_GOLDEN=1 records them again, so that a change is a diff to review. The sentence that names a case says
+NUMAPIN_UPDATE_GOLDEN=1 records it again, so that a change is a diff to review. The sentence that names a case says
 what its findings must be.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
+import pytest
 
 from numapin import Bind, Memory, Plan, RankPlan
-from tests.recorded.screens import compare
-from tests.unit.observe.seam import (
-    CpuSet,
-    MemoryKind,
-    NcclLibrary,
-    Observed,
-    ObservedRank,
-    Pages,
-    Policy,
-    Process,
-    Role,
-    Thread,
-    VerifyReport,
-    summary,
-    verify,
-    verify_table,
-)
+from tests.nvml.fake import FakeGpu, FakeNvml, render
+from tests.recorded.screens import compare, rendered
+from tests.unit import watched
+from tests.unit.observe import seam
+from tests.unit.observe.seam import CpuSet, MemoryKind, Role, Sample, Top, model
 from tests.unit.planned import MIB, PLANNED, PREFER
+from tests.unit.seam import GpuLoad, GpuRef, Waited
+from tests.unit.watched import job, loop, rank
 
-RECORDED: Final = Path(__file__).parent / "recorded/verify.json"
 APPLIED: Final[dict[str, object]] = {"cpus": "4-7", "memory": "preferred", "nodes": "1", "shortfalls": []}
 
 
-def _threads(first: int, *cpus: str, name: str = "python") -> tuple[Thread, ...]:
+def _threads(first: int, *cpus: str, name: str = "python") -> tuple[model.Thread, ...]:
     """Return threads with these CPUs, numbered from `first`."""
     return tuple(
-        Thread(tid=first + number, name=name, cpus=CpuSet.parse(each), last_cpu=5) for number, each in enumerate(cpus)
+        model.Thread(tid=first + number, name=name, cpus=CpuSet.parse(each), last_cpu=5)
+        for number, each in enumerate(cpus)
     )
 
 
-def _pages(kind: MemoryKind, **mib: float) -> Pages:
+def _pages(kind: MemoryKind, **mib: float) -> model.Pages:
     """Return pages of a kind; n0=1.5 is 1.5 MiB on node 0."""
     sizes = {int(node.removeprefix("n")): int(size * MIB) for node, size in mib.items()}
-    return Pages(kind=kind, policy=PREFER, bytes_by_node=sizes)
+    return model.Pages(kind=kind, policy=PREFER, bytes_by_node=sizes)
 
 
-def _policy(mode: str, nodes: str = "") -> Policy:
-    return Policy(mode=mode, nodes=CpuSet.parse(nodes))
+def _policy(mode: str, nodes: str = "") -> model.Policy:
+    return model.Policy(mode=mode, nodes=CpuSet.parse(nodes))
 
 
-RANK: Final = Process(
+RANK: Final = model.Process(
     pid=10,
     name="python",
     role=Role.RANK,
@@ -67,64 +58,63 @@ OTHER: Final = replace(RANK, pid=30, threads=_threads(30, "4-7", "4-7"))
 """The process of another rank, which has the same planned CPUs."""
 
 
-def _rank(*cpus: str, **more: Any) -> Process:
-    """Return a rank's process whose threads have these CPUs, the main thread first."""
+def _rank(*cpus: str, **more: Any) -> model.Process:
     return replace(RANK, threads=_threads(10, *cpus), **more)
 
 
-def _other(*cpus: str, **more: Any) -> Process:
+def _other(*cpus: str, **more: Any) -> model.Process:
     return replace(OTHER, threads=_threads(30, *cpus), **more)
 
 
-def _worker(cpus: str = "4-7", number: int = 0, **more: Any) -> Process:
+def _worker(cpus: str = "4-7", number: int = 0, **more: Any) -> model.Process:
     pid = 20 + number
     return replace(RANK, pid=pid, role=Role.WORKER, threads=_threads(pid, cpus, name="pt_data_worker"), **more)
 
 
-def _moved(name: str, role: Role = Role.RANK, openmp: tuple[str, ...] = ()) -> Process:
+def _moved(name: str, role: Role = Role.RANK, openmp: tuple[str, ...] = ()) -> model.Process:
     """Return a process with a thread of this name that is off the plan."""
     return replace(RANK, pid=40, role=role, threads=_threads(41, "0-3", name=name), openmp=openmp)
 
 
 def _report(
-    *processes: Process,
-    second: Process | None = None,
+    *processes: model.Process,
+    second: model.Process | None = None,
     plan: RankPlan = PLANNED,
     bind: Bind = Bind.NODE,
     nodes: str = "0-1",
     applied: dict[str, object] | None = APPLIED,
     cpuset: str | None = None,
-) -> VerifyReport:
+) -> seam.VerifyReport:
     """Verify rank 0 with these processes, and a second rank with the same plan."""
     allowed = None if cpuset is None else CpuSet.parse(cpuset)
     trees = [processes, *([] if second is None else [(second,)])]
     ranks = tuple(
-        ObservedRank(local_rank=number, pid=(10, 30)[number], processes=tree, cpuset=allowed)
+        model.ObservedRank(local_rank=number, pid=(10, 30)[number], processes=tree, cpuset=allowed)
         for number, tree in enumerate(trees)
     )
-    return verify(
+    return seam.verify(
         Plan(bind=bind, memory=plan.memory, ranks=tuple(replace(plan, local_rank=rank.local_rank) for rank in ranks)),
-        Observed(nodes=CpuSet.parse(nodes), ranks=ranks),
+        model.Observed(nodes=CpuSet.parse(nodes), ranks=ranks),
         applied={} if applied is None else {rank.local_rank: applied for rank in ranks},
         run="run-1",
     )
 
 
-def _with_policy(memory: Memory, planned: str, mode: str, nodes: str) -> VerifyReport:
+def _with_policy(memory: Memory, planned: str, mode: str, nodes: str) -> seam.VerifyReport:
     plan = replace(PLANNED, memory=memory, nodes=CpuSet.parse(planned))
     return _report(_rank("4-7", policy=_policy(mode, nodes)), plan=plan, applied={**APPLIED, "memory": memory.value})
 
 
-def _with_pages(*pages: Pages, plan: RankPlan = PLANNED) -> VerifyReport:
+def _with_pages(*pages: model.Pages, plan: RankPlan = PLANNED) -> seam.VerifyReport:
     return _report(replace(RANK, pages=pages), plan=plan)
 
 
-def _with_nccl(version: str | None, bind: Bind, *, ignores: bool = False, cpus: str = "4-7") -> VerifyReport:
-    library = NcclLibrary(library="/lib/libnccl.so.2", version=version, ignores_affinity=ignores)
+def _with_nccl(version: str | None, bind: Bind, *, ignores: bool = False, cpus: str = "4-7") -> seam.VerifyReport:
+    library = model.NcclLibrary(library="/lib/libnccl.so.2", version=version, ignores_affinity=ignores)
     return _report(_rank(cpus, nccl=library), _worker(), bind=bind)
 
 
-def _pool(first: str, second: str, name: str = "python") -> VerifyReport:
+def _pool(first: str, second: str, name: str = "python") -> seam.VerifyReport:
     """Return two ranks with single threads on these CPUs, given as words, beside their main threads."""
     pools = [_threads(tid, *cpus.split(), name=name) for tid, cpus in ((11, first), (31, second))]
     return _report(
@@ -277,23 +267,19 @@ CASES: Final = {
 }
 
 
-def _effect(report: VerifyReport) -> dict[str, object]:
-    console = Console(width=400, file=StringIO())
-    with console.capture() as capture:
-        console.print(verify_table(report))
-    return {
-        "holds": report.holds,
-        "off plan": [rank.num_off_plan for rank in report.ranks],
-        "where": [finding.where for rank in report.ranks for finding in rank.findings],
-        "summary": summary(report),
-        "shown": [line.rstrip() for line in capture.get().splitlines()],
-    }
-
-
 def test_each_case_has_its_recorded_findings() -> None:
     """The verdict, the findings, the table and the summary are the recorded ones."""
-    found = {sentence: _effect(report) for sentence, report in CASES.items()}
-    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(RECORDED))
+    found = {
+        sentence: {
+            "holds": report.holds,
+            "off plan": [rank.num_off_plan for rank in report.ranks],
+            "where": [finding.where for rank in report.ranks for finding in rank.findings],
+            "summary": seam.summary(report),
+            "shown": rendered(seam.verify_table(report), 400).splitlines(),
+        }
+        for sentence, report in CASES.items()
+    }
+    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(Path(__file__).parent / "recorded/verify.json"))
 
 
 def test_json() -> None:
@@ -308,3 +294,199 @@ def test_json() -> None:
     assert first["threads"][1] == {"tid": 11, "name": "python", "cpus": "0", "last_cpu": 5}
     assert first["memory"][0]["bytes_by_node"] == {"1": 100 * MIB}
     assert [finding["severity"] for finding in rank["findings"]] == ["error"]
+
+
+# --- `top`: the comparison of two samples, its table, the pace of loops, and the readers behind it --------------------
+
+
+def _mib(kind: model.MemoryKind, *mib: int) -> model.Pages:
+    """Return pages of a kind, in MiB on node 0, node 1, …."""
+    return _pages(kind, **{f"n{node}": size for node, size in enumerate(mib)})
+
+
+def _tree(
+    *pages: model.Pages, unreadable: str | None = None, threads: tuple[str, ...] = ("4-7", "5")
+) -> model.ObservedRank:
+    own = None if unreadable else pages
+    rank = replace(RANK, threads=_threads(10, *threads), pages=own, unreadable=unreadable)
+    return model.ObservedRank(local_rank=0, pid=10, processes=(rank,))
+
+
+SAMPLE = Sample(
+    at_s=100.0,
+    ranks={0: _tree(_mib(model.MemoryKind.HEAP, 0, 10))},
+    bound=frozenset({0}),
+    gone=frozenset(),
+    loads={"GPU-1": GpuLoad(busy_share=0.87, h2d_gbps=24.0)},
+    swapped=(1000, 5000),
+)
+
+
+def _top(now: Sample, *, plan: RankPlan = PLANNED, before: Sample = SAMPLE) -> Top:
+    return seam.top("run-1", Plan(bind=Bind.NODE, memory=plan.memory, ranks=(plan,)), before=before, now=now)
+
+
+def _later(seconds: float = 1.0, **more: Any) -> Sample:
+    return replace(SAMPLE, at_s=SAMPLE.at_s + seconds, **more)
+
+
+def _seen(*pages: model.Pages, **more: Any) -> Sample:
+    return _later(ranks={0: _tree(*pages, **more)})
+
+
+def _waited(waited_s: float, stepped_s: float) -> dict[str, Any]:
+    return {"waited": {0: Waited(waited_s=waited_s, stepped_s=stepped_s)}}
+
+
+def _red(**facts: object) -> Top:
+    return watched.job(watched.rank(0), watched.rank(1, **facts))
+
+
+HEAP: Final = _mib(model.MemoryKind.HEAP, 0, 10)
+GONE: Final = _later(gone=frozenset({0}), ranks={0: _tree(threads=())})
+OF_AMD: Final = replace(_tree(HEAP).processes[0], hides_pinned=True)
+WAITED: Final = replace(SAMPLE, **_waited(1.0, 10.0))
+USED: Final = replace(SAMPLE, cpu_s={0: {10: 5.0, 11: 2.0}})
+ON_512_CPUS: Final = replace(PLANNED, local_rank=15, cpus=CpuSet(range(0, 512, 2)))
+BUSY: Final = replace(_tree(_mib(model.MemoryKind.SLOT, 65536, 65536), threads=("1",) * 4000), local_rank=15)
+
+TOPS: Final = {
+    "a row has GPU, node, CPUs, threads off them, remote share, GB/s and percent": _top(_later(swapped=(1010, 5000))),
+    "swap is divided by the time between the samples": _top(_later(4.0, swapped=(1400, 5000))),
+    "swap is unknown without counters now": _top(_later(swapped=None)),
+    "swap is unknown without counters before": _top(_later(), before=replace(SAMPLE, swapped=None)),
+    "at the same moment there is no rate": _top(SAMPLE),
+    "a thread that may leave its CPUs counts, one that a library pinned does not": _top(
+        _seen(HEAP, threads=("4-7", "4,8", "0", "5"))
+    ),
+    "a narrowed main thread counts": _top(_seen(HEAP, threads=("4", "4"))),
+    "unless another launcher gave the rank these CPUs": _top(
+        replace(_seen(HEAP, threads=("4", "4")), bound=frozenset())
+    ),
+    "the remote share leaves files out; slots and page-locked memory are pinned": _top(
+        _seen(
+            _mib(model.MemoryKind.HEAP, 10, 50),
+            _mib(model.MemoryKind.FILE, 900, 0),
+            _mib(model.MemoryKind.SLOT, 0, 30),
+            _mib(model.MemoryKind.PINNED, 10, 0),
+        )
+    ),
+    "unreadable memory, unknown loads and swap are dashes, never zeros": _top(
+        _later(loads={}, ranks={0: _tree(unreadable="no")}, swapped=None)
+    ),
+    "pinned memory is unknown on AMD": _top(
+        _later(ranks={0: model.ObservedRank(local_rank=0, pid=10, processes=(OF_AMD,))})
+    ),
+    "without planned nodes only pinned bytes count": _top(
+        _seen(_mib(model.MemoryKind.SLOT, 5)), plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)
+    ),
+    "a rank without a GPU has no load": _top(_later(), plan=replace(PLANNED, gpu=None)),
+    "so has a GPU without a UUID": _top(_later(), plan=replace(PLANNED, gpu=GpuRef(index=1, uuid=None, pci=None))),
+    "and one that NVML does not know": _top(_later(), plan=replace(PLANNED, gpu=GpuRef(index=1, uuid="X", pci=None))),
+    "waiting is a share of the time in steps": _top(_later(**_waited(1.5, 12.0)), before=WAITED),
+    "without a step it is unknown": _top(_later(**_waited(1.0, 10.0)), before=WAITED),
+    "without a loader before it is unknown": _top(_later(**_waited(1.5, 12.0))),
+    "without a loader now it is unknown": _top(_later(), before=WAITED),
+    "CPU time counts of processes in both samples: a new worker has used it before": _top(
+        _later(2.0, cpu_s={0: {10: 7.0, 11: 3.0, 12: 50.0}}), before=USED
+    ),
+    "without CPU time before its share is unknown": _top(_later(cpu_s={0: {10: 7.0}})),
+    "a job has ended when all ranks are gone, which have no numbers": _top(GONE),
+    "a rank on every second of 512 CPUs fits into 80 columns": _top(_later(ranks={15: BUSY}), plan=ON_512_CPUS),
+    "the row of a rank on its plan is not red": _red(),
+    "a rank with threads off its plan is red": _red(num_off_plan=1),
+    "a rank far from its memory is red": _red(remote_share=0.06),
+    "a rank that is gone is red, and its numbers are left out": _red(is_gone=True),
+    "the power of a GPU that two ranks share counts once": watched.job(
+        watched.rank(0), watched.rank(1, plan=replace(watched.planned(0), local_rank=1))
+    ),
+}
+
+
+def test_each_table_of_top_is_the_recorded_one() -> None:
+    """The JSON and the table are the recorded ones; NUMAPIN_UPDATE_GOLDEN=1 records them again."""
+    found = {}
+    for sentence, case in TOPS.items():
+        shown = rendered(seam.top_table(case, {}, width=80), 80, color_system="standard", force_terminal=True)
+        found[sentence] = {"json": case.to_json(), "shown": shown.splitlines()[:-2]}  # without the legend
+    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(Path(__file__).parent / "recorded/top.json"))
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
+def test_any_width(width: int) -> None:
+    """Less important columns are left out before a line is cut, and the ranks stay."""
+    lines = rendered(seam.top_table(replace(_top(SAMPLE), run="x" * 300), {}, width=width), width).splitlines()
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= width
+
+
+def test_swap_counters(tmp_path: Path) -> None:
+    """Both counters are read; without the file, or without swap, they are unknown."""
+    vmstat = tmp_path / "proc/vmstat"
+    vmstat.parent.mkdir()
+    assert seam.read_swapped(root=tmp_path) is None
+    vmstat.write_text("nr_free_pages 5\n")
+    assert seam.read_swapped(root=tmp_path) is None
+    vmstat.write_text("nr_free_pages 5\npswpin 12\npswpout 34\n")
+    assert seam.read_swapped(root=tmp_path) == (12, 34)
+
+
+_LOADS = """
+import sys
+from numapin.topology.sources.nvml import open_loads
+with open_loads(sys.argv[1:]) as loads:
+    loads()
+    print({uuid: tuple(load) for uuid, load in loads().items()})
+"""
+
+
+def test_loads(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """kB/s are GB/s to the device, mW are W; a refused question, or a lost or foreign GPU, costs only itself.
+
+    A driver that refuses has no loads.
+    """
+
+    def loads(environ: dict[str, str]) -> str:
+        uuids = ("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e", "GPU-none")
+        command = [sys.executable, "-W", "error", "-c", _LOADS, *uuids]
+        child = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert (child.returncode, child.stderr) == (0, "")
+        return child.stdout.strip()
+
+    partly = {"throughput": 3, "vram": 3, "power": 999}
+    gpus = [
+        FakeGpu(uuid="GPU-a", pci="00000000:1B:00.0", load=(87, 24_500_000), vram=(30, 80), power=612_300),
+        FakeGpu(uuid="GPU-b", pci="00000000:1C:00.0", load=(0, 0), vram=(1, 2), power=1, fails=partly),
+        FakeGpu(uuid="GPU-c", pci="00000000:1D:00.0"),
+        FakeGpu(uuid="GPU-d", pci="00000000:1E:00.0", load=(1, 1), fails={"any": 15}),
+        FakeGpu(uuid="GPU-e", pci="00000000:1F:00.0", load=(1, 1), fails={"handle": 15}),
+    ]
+    known = {"GPU-a": (0.87, 24.5, 30 * MIB, 80 * MIB, 612.3), "GPU-b": (0.0, *[None] * 4), "GPU-c": (None,) * 5}
+    assert loads(fake_nvml.environment(tmp_path, render(gpus))) == str(known)
+    calls = (tmp_path / "calls").read_text().split()
+    assert (calls.count("nvmlInitWithFlags"), calls[-1]) == (1, "nvmlShutdown")
+    assert loads(fake_nvml.environment(tmp_path, render([], fails={"init": 18}))) == "{}"
+
+
+# --- the pace of a running job's loops over several samples ----------------------------------------------------------
+
+
+def _pace(*loops: tuple[float, float, int], interval_s: float = 1.0) -> seam.LoopPace:
+    """Return the pace of rank 0, whose loop has these totals: waited, stepped, steps."""
+    paces, found = seam.LoopPaces(), {}
+    for waited_s, stepped_s, num_steps in loops:
+        found = paces.add(job(rank(loop=loop(waited_s, stepped_s, num_steps)), interval_s=interval_s))
+    return found[0]
+
+
+def test_the_pace_of_loops() -> None:
+    """Rates and shares of waiting come from the totals between samples; the totals of another process begin anew."""
+    assert _pace((0.1, 10.0, 50)).steps_per_s == 5.0  # since the loops began
+    assert _pace((0.0, 10.0, 100), (0.5, 12.0, 120), (1.0, 14.0, 140), interval_s=2.0) == (10.0, 0.25)
+    every_third = ((0.0, 3.0 * (i // 3), i // 3) for i in range(13))
+    assert _pace(*every_third).steps_per_s == 0.4  # 4 steps in 10 intervals
+    assert _pace((1.0, 2.0, 3), (1.0, 2.0, 3)) == (0.0, None)  # it stands still
+    paces = seam.LoopPaces()
+    assert paces.add(job(rank(loop=None))) == {}
+    paces.add(job(rank(loop=loop(1.0, 50.0, 500))))
+    assert paces.add(job(rank(loop=loop(0.0, 1.0, 10), pid=99)))[0].steps_per_s == 10.0

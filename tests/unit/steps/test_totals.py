@@ -9,17 +9,15 @@ import subprocess
 import sys
 import time
 import timeit
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import numapin
 from tests.unit.steps.seam import Totals, Waited, find_waited, read_waited, totals, totals_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LOOP = """
 import os, sys
@@ -46,11 +44,19 @@ def loop(request: pytest.FixtureRequest) -> Iterator[int]:
         process.communicate("")
 
 
-def test_another_process_reads_the_totals(loop: int) -> None:
-    """The totals of a process, without its parent's, can be read while it runs."""
+def test_another_process_reads_the_totals(monkeypatch: pytest.MonkeyPatch, loop: int) -> None:
+    """The totals of a process, without its parent's, can be read while it runs.
+
+    A process of another user can have any number of descriptors: only the first ones are looked at.
+    """
     descriptor = find_waited(loop)
     assert descriptor is not None
     assert read_waited(loop, descriptor) == Waited(waited_s=0.5, stepped_s=3.0, num_steps=2)
+    before = sum(int(name) < descriptor for name in os.listdir(f"/proc/{loop}/fd"))  # noqa: PTH208
+    monkeypatch.setattr(totals, "_MOST_DESCRIPTORS", before)
+    assert find_waited(loop) is None
+    monkeypatch.setattr(totals, "_MOST_DESCRIPTORS", before + 1)
+    assert find_waited(loop) == descriptor
 
 
 def test_process_without_loader() -> None:
@@ -99,17 +105,6 @@ def test_the_last_steps_of_an_epoch_are_published() -> None:
     assert num_published() - before == 19  # the first batch ends no step
     assert len(list(islice(loader, 5))) == 5
     assert num_published() - before == 19 + 4
-
-
-def test_many_descriptors(monkeypatch: pytest.MonkeyPatch, loop: int) -> None:
-    """A process of another user can have any number of them: only the first ones are looked at."""
-    descriptor = find_waited(loop)
-    assert descriptor is not None
-    before = sum(int(name) < descriptor for name in os.listdir(f"/proc/{loop}/fd"))  # noqa: PTH208
-    monkeypatch.setattr(totals, "_MOST_DESCRIPTORS", before)
-    assert find_waited(loop) is None
-    monkeypatch.setattr(totals, "_MOST_DESCRIPTORS", before + 1)
-    assert find_waited(loop) == descriptor
 
 
 _SIGNALLED = """
@@ -179,11 +174,8 @@ def test_a_pipe_in_their_place_does_not_block(monkeypatch: pytest.MonkeyPatch) -
     """A process that swaps its totals for an empty pipe while they are read does not hold up the reader."""
     monkeypatch.setattr(totals, "_is_totals", lambda _path: True)
     reader, writer = os.pipe()
-    try:
+    with os.fdopen(reader), os.fdopen(writer, "w"):
         assert read_waited(os.getpid(), reader) is None
-    finally:
-        os.close(reader)
-        os.close(writer)
 
 
 _OWN_TERMINAL = """

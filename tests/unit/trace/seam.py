@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
 from numapin.steps import meter
-from numapin.steps.meter import FollowedOptimizer, Place
 from numapin.steps.record import StepSettings
 from numapin.system import proc
 from numapin.trace import hook, tracer
@@ -13,5 +12,4 @@ from numapin.trace.reading import read_trace
 from numapin.trace.records import read_noted
 from numapin.trace.report import TraceReport, make_report
 from numapin.trace.script import CpuUse
-from numapin.trace.tracer import Pace, Tracer
 from numapin.view.trace_table import trace_table

@@ -1,43 +1,43 @@
-"""The hook of a traced rank."""
+"""The hook of a traced rank: what it notes, which optimizer's steps count, when a step is overdue, what it writes."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
-from unittest.mock import ANY
+from typing import Any, cast
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
 
-from tests.unit.trace.seam import CpuSet, CpuUse, Place, StepSettings, Tracer, hook, proc
-
-if TYPE_CHECKING:
-    from torch.autograd.profiler import record_function
-    from torch.utils.data import DataLoader
+from tests.unit.trace.seam import CpuSet, CpuUse, StepSettings, hook, meter, proc
+from tests.unit.trace.seam import tracer as tracing
 
 
 @pytest.fixture
-def tracer(tmp_path: Path) -> Tracer:
-    """Return the tracer of a rank that records a step."""
-    tracer = Tracer(
+def tracer(tmp_path: Path) -> tracing.Tracer:
+    tracer = tracing.Tracer(
         settings=StepSettings(folder=str(tmp_path), steps=1, skip=1),
-        place=Place(rank=0, local_rank=0, num_ranks=1, num_local_ranks=1, restart=0),
+        place=meter.Place(rank=0, local_rank=0, num_ranks=1, num_local_ranks=1, restart=0),
         claim=tmp_path / "rank-0.json",
         check=lambda: None,
     )
-    tracer.step, tracer.thread = cast("record_function", object()), threading.get_ident()
+    tracer.step, tracer.thread = cast("Any", object()), threading.get_ident()
     tracer.pace.stepped(time.monotonic())
     return tracer
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_with_workers(tracer: Tracer, num_workers: int) -> None:
+def test_a_loader_with_workers(tracer: tracing.Tracer, num_workers: int) -> None:
     """The recording does not end while the loop waits for workers; the end of their epoch is noted."""
     later_s = time.monotonic() + 100
     tracer.enter_loader(num_workers)
@@ -47,13 +47,13 @@ def test_a_loader_with_workers(tracer: Tracer, num_workers: int) -> None:
     assert len(tracer.notes.ends) == (num_workers > 0)
 
 
-def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:
+def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:
     """The notes have each loader once, and the starts of the epochs of those with workers."""
     monkeypatch.setattr(hook, "_notes", tracer.notes)
     iterate = hook._noting_epochs(lambda _: object())
     with_workers, without = (SimpleNamespace(num_workers=number) for number in (2, 0))
     for loader in (with_workers, without, with_workers):
-        iterate(cast("DataLoader[object]", loader))
+        iterate(cast("Any", loader))
     noted = tracer.notes.to_json(cpu_use=CpuUse.read(CpuSet(os.sched_getaffinity(0))))
     described = {"is_numapin": False, "is_persistent": False, "delivers_on_gpu": False, "num_batches": None}
     assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0)]
@@ -61,11 +61,11 @@ def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> No
     assert noted["other_cpu_ms"] == ANY
 
 
-def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:
+def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:
     """Ours ends before it begins, and may begin again only when it has ended."""
     reasons: list[str] = []
     monkeypatch.setattr(hook._recording, "listener", tracer)
-    monkeypatch.setattr(Tracer, "yield_to_script", lambda _: reasons.append("ended"))
+    monkeypatch.setattr(tracing.Tracer, "yield_to_script", lambda _: reasons.append("ended"))
     own = type("Own", (), {"begin": lambda self: self, "__exit__": lambda _: None})
     hook._watch_profiler(own, "begin")
     begun = own().begin()
@@ -74,7 +74,7 @@ def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: Trace
     assert not hook._notes.profiles_itself
 
 
-def test_the_last_batches_of_a_long_job(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:
+def test_the_last_batches_of_a_long_job(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:
     """However many batches a worker made before the trace, its file has the times of the last ones, and stays small."""
     monkeypatch.setattr(hook, "_MOST_LOADS", 3)
     Path(tracer.settings.loads).mkdir(mode=0o700)
@@ -98,37 +98,28 @@ IMAGES = torch.zeros(2, 3, 8, 8)
     ],
 )
 def test_work_on_images(
-    monkeypatch: pytest.MonkeyPatch,
-    tracer: Tracer,
-    batch: object,
-    decodes: bool,  # noqa: FBT001
-    seen: set[str],
+    monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer, batch: object, seen: set[str], *, decodes: bool
 ) -> None:
     """A worker notes that PIL has read JPEG files there, and that its batches have floats of images."""
     monkeypatch.delitem(sys.modules, "PIL.JpegImagePlugin", raising=False)
     if decodes:
         monkeypatch.setitem(sys.modules, "PIL.JpegImagePlugin", sys)
     Path(tracer.settings.loads).mkdir(mode=0o700)
-
-    def fetch() -> object:
-        return batch
-
-    assert hook._timed(fetch, record=hook._Loads(tracer.settings).record)() is batch
+    assert hook._timed(lambda: batch, record=hook._Loads(tracer.settings).record)() is batch
     assert len(tracer._loads()) == 1
     assert tracer.notes.to_json(cpu_use=None)["image_work"] == sorted(seen)
 
 
 def test_the_cpu_time_of_the_job() -> None:
     """The time of a process that the job started, and that has ended, is the job's and not another program's."""
-    cpus = CpuSet(os.sched_getaffinity(0))
+    cpus, tick_s = CpuSet(os.sched_getaffinity(0)), 1 / os.sysconf("SC_CLK_TCK")
     before = CpuUse.read(cpus)
     busy = "import time\nwhile time.process_time() < 0.5: pass"
     subprocess.run([sys.executable, "-I", "-S", "-c", busy], check=True)
     after = CpuUse.read(cpus)
     assert before is not None
     assert after is not None
-    assert after.job_ticks - before.job_ticks >= 0.4 * os.sysconf("SC_CLK_TCK")
-    assert after.all_ticks - before.all_ticks >= 0.4 * os.sysconf("SC_CLK_TCK")
+    assert min(after.job_ticks - before.job_ticks, after.all_ticks - before.all_ticks) * tick_s >= 0.4
 
 
 def test_the_cpu_time_of_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,3 +134,158 @@ def test_the_cpu_time_of_other_programs(monkeypatch: pytest.MonkeyPatch) -> None
     assert before is not None
     assert (before.all_ticks, before.job_ticks) == (150, 11)
     assert before.until_now()["other_cpu_ms"] == (100 - 40) * 1000 // os.sysconf("SC_CLK_TCK")
+
+
+# --- which optimizer's steps count -----------------------------------------------------------------------------------
+
+
+class Optimizer:
+    pass
+
+
+def test_only_the_first_optimizer_counts() -> None:
+    """Others do not, even if they step a few times as often; when it is collected, the next one that steps does."""
+    first, *others = (Optimizer() for _ in range(30))
+    followed = meter.FollowedOptimizer()
+    for _ in range(50):
+        assert followed.counts(first)
+        assert not any(followed.counts(other) for other in [*others, *others[:1] * 5])
+    del first
+    assert followed.counts(others[0])
+
+
+def test_an_optimizer_that_no_longer_steps() -> None:
+    """Another one is followed after 20 steps, even though the first one still exists."""
+    followed, first, second = meter.FollowedOptimizer(), Optimizer(), Optimizer()
+    assert followed.counts(first)
+    assert [followed.counts(second) for _ in range(25)] == [False] * 19 + [True] * 6
+    assert not followed.counts(first)
+
+
+# --- a step is overdue after ten times the usual step time -----------------------------------------------------------
+
+
+def _overdue(pace: tracing.Pace, *now_s: float) -> list[bool]:
+    return [bool(pace.overdue("batch", each)) for each in now_s]
+
+
+def test_the_limit_of_a_step() -> None:
+    """The usual time is the median of recent steps, the limit at least 2 s; before the first step it is a minute."""
+    pace = tracing.Pace()
+    assert not pace.overdue("batch", 1000.0)
+    pace.stepped(0.0)
+    assert _overdue(pace, 59.0, 61.0) == [False, True]
+    for now_s in (300.0, 301.0, 302.0):  # the first one compiled
+        pace.stepped(now_s)
+    assert (pace.limit_s, _overdue(pace, 311.0, 313.0)) == (10, [False, True])
+    for n in range(100):
+        pace.stepped(400 + n / 1000)
+    assert pace.limit_s == 2
+
+
+def test_time_in_a_loader() -> None:
+    """The start of an epoch's workers does not make a step overdue; a loader that hangs does."""
+    pace = tracing.Pace()
+    for n in range(3):
+        pace.stepped(float(n))
+    pace.enter_loader(2.5)
+    pace.enter_loader(50.0)  # one that the first one's batches are made from
+    pace.leave_loader(60.0)
+    assert not pace.overdue("batch", 99.0)
+    pace.leave_loader(100.0)
+    assert (pace.limit_s, _overdue(pace, 108.0, 110.0)) == (10, [False, True])
+    assert pace.overdue("batch", 110.0) == "no batch for 10 s, besides 98 s in DataLoaders"
+    pace.enter_loader(100.5)
+    assert _overdue(pace, 300.0, 315.0) == [False, True]
+    pace.leave_loader(800.0)
+    pace.stepped(801.0)
+    assert pace.overdue("batch", 815.0) == "no batch for 10 s"
+
+
+# --- records and traces on a full disk, and in a folder that others can write to -------------------------------------
+
+
+def test_a_record_on_a_full_disk(
+    tracer: tracing.Tracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If no second file can be created, the record is rewritten in place; a link in that place is not followed."""
+    monkeypatch.setattr(meter, "replace_at", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    claim, target = tmp_path / "rank-0.json", tmp_path / "target"
+    claim.touch()
+    for reason in ("long " * 500, "short"):
+        tracer.record(trace=None, num_steps=0, reason=reason)
+    assert json.loads(claim.read_text())["reason"] == "short"
+    assert list(tmp_path.iterdir()) == [claim]
+    claim.rename(target)
+    claim.symlink_to(target)
+    tracer.record(trace=None, num_steps=0, reason="of a link")
+    assert json.loads(target.read_text())["reason"] == "short"
+    assert f"{claim} cannot be written: a link, not a regular file" in capsys.readouterr().err
+
+
+class _Kineto:
+    """A stand-in for Kineto: it writes a temporary file first, by a path whose links it follows."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.links: list[Path] = []
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(f"{path}.tmp").write_text(self.text)
+        self.links += [entry for entry in Path(path).parent.iterdir() if entry.is_symlink()]
+        Path(f"{path}.tmp").replace(path)
+
+
+def test_planted_links_are_not_followed(tmp_path: Path) -> None:
+    """Links under every predictable name are not followed, and only the trace is left behind."""
+    target, path = tmp_path / "target", tmp_path / "out" / "rank-0.trace.json"
+    target.write_text("before")
+    path.parent.mkdir()
+    planted = [path, *(path.with_name(f".{path.name}{end}") for end in ("", ".tmp"))]
+    for link in planted:
+        link.symlink_to(target)
+    kineto = _Kineto('{"traceEvents": []}\n')
+    tracing._export(cast("Any", kineto), path, [])
+    assert (path.is_symlink(), path.read_text()) == (False, kineto.text)
+    assert target.read_text() == "before"
+    assert kineto.links == []
+    assert {*path.parent.iterdir()} == {*planted}
+
+
+@pytest.mark.parametrize("text", ["", '{"traceEvents": ['])
+def test_a_trace_that_was_cut_off(tmp_path: Path, text: str) -> None:
+    """A truncated trace raises an error and is removed; Kineto does not report a full disk."""
+    path = tmp_path / "rank-0.trace.json"
+    with pytest.raises(OSError, match=r"rank-0\.trace\.json was cut off; is the disk full\?"):
+        tracing._export(cast("Any", _Kineto(text)), path, [])
+    assert not list(tmp_path.iterdir())
+
+
+HEAD = '{\n    "numapin": {"pins":[]},\n    "baseTimeNanoseconds": 5000,\n    "traceEvents": [\n'
+EVENTS = HEAD + '  {"ph": "M", "name": "process_name"}\n  ],"traceName": "/a]/b" }'
+SHOWN = [(7, "load", 6000, 9500), (8, "pin 9", 8000, 9000)]
+
+
+def test_loads_and_pins_are_events(tmp_path: Path) -> None:
+    """A viewer of Chrome traces shows them among the profiler's events, at their times in its clock."""
+    path = tmp_path / "rank-0.trace.json"
+    tracing._export(cast("Any", _Kineto(EVENTS)), path, SHOWN)
+    kinetos, load, pin = json.loads(path.read_text())["traceEvents"]
+    assert load == {"ph": "X", "cat": "numapin", "name": "load", "pid": 7, "tid": "load", "ts": 1.0, "dur": 3.5}
+    assert (pin["name"], pin["pid"], pin["tid"], pin["ts"], pin["dur"]) == ("pin", 8, "pin 9", 3.0, 1.0)
+    assert kinetos["name"] == "process_name"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": []}\n', EVENTS], ids=["of another form", "on a full disk"])
+def test_a_trace_without_room_for_events(tmp_path: Path, text: str) -> None:
+    """A trace to which nothing can be added stays as the profiler wrote it."""
+    path, limits = tmp_path / "rank-0.trace.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(EVENTS) + 20, limits[1]))
+    try:
+        tracing._export(cast("Any", _Kineto(text)), path, SHOWN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, former)
+    assert path.read_text() == text

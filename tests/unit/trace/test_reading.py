@@ -1,4 +1,4 @@
-"""Chrome traces of any kind are read into records, or rejected with an error that names what is missing.
+"""Chrome traces of any kind are read into records and analyzed, or rejected with an error that names what is missing.
 
 What is read from each trace is in recorded/readings.txt; NUMAPIN_UPDATE_GOLDEN=1 records it again.
 """
@@ -11,15 +11,17 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import NumapinError
-from tests.recorded.screens import compare
+from tests.recorded.screens import compare, rendered
 from tests.trace.made import LOOP, Made, loop
+from tests.unit.trace import seam
+from tests.unit.trace.cases import CASES
 from tests.unit.trace.seam import Lengths, analyze, common, length, make_report, read_trace, union, without
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))))
@@ -27,56 +29,33 @@ PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pa
 TIMES = st.floats(0, 1e9)
 
 
-class TestIntervals:
-    """Intervals behave as sets of integers do."""
-
-    @staticmethod
-    def _numbers(pairs: Any) -> set[int]:
-        return {n for start, end in pairs for n in range(int(start), int(end))}
-
-    @given(PAIRS, PAIRS)
-    def test_they_are_sets(self, one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
-        """Union, intersection and difference agree with those of sets."""
-        a, b = union(one), union(other)
-        assert self._numbers(a) == self._numbers(one)
-        assert length(a) == len(self._numbers(one))
-        assert self._numbers(common(a, b)) == self._numbers(one) & self._numbers(other)
-        assert self._numbers(without(a, b)) == self._numbers(one) - self._numbers(other)
-        assert all(first[1] < second[0] for first, second in pairwise(a))
-
-    @given(PAIRS, st.integers(0, 60), st.integers(0, 60))
-    def test_lengths(self, pairs: list[tuple[int, int]], start: int, end: int) -> None:
-        """The binary search finds the same length as an intersection of sets."""
-        found = Lengths(union(pairs)).between(start, end)
-        assert found == len(self._numbers(pairs) & set(range(start, end)))
-
-    @given(st.lists(st.tuples(TIMES, TIMES)), TIMES, TIMES)
-    def test_lengths_of_fractions(self, pairs: list[tuple[float, float]], start: float, end: float) -> None:
-        """The sums agree with the simple way, and are above 0 for the same ranges."""
-        moments, around = union(pairs), union([(start, end)])
-        simple = length(common(moments, around))
-        assert Lengths(moments).between(start, end) == pytest.approx(simple, rel=1e-9, abs=1e-6)
-        assert Lengths(moments).within(around) == Lengths(moments).between(start, end)
-        assert (Lengths(moments).between(start, end) > 0) == (simple > 0)
+def _numbers(pairs: Any) -> set[int]:
+    return {n for start, end in pairs for n in range(int(start), int(end))}
 
 
-def with_copy(name: str, **args: object) -> Made:
-    """Return a loop with one more copy, of this name."""
-    made = loop(compute=10)
-    made.event("gpu_memcpy", name, 5, 10, **args)
-    return made
+@given(PAIRS, PAIRS)
+def test_intervals_are_sets(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    """Union, intersection, difference and length agree with those of sets."""
+    a, b = union(one), union(other)
+    assert _numbers(a) == _numbers(one)
+    assert (length(a), Lengths(a).within(b)) == (len(_numbers(one)), len(_numbers(one) & _numbers(other)))
+    assert _numbers(common(a, b)) == _numbers(one) & _numbers(other)
+    assert _numbers(without(a, b)) == _numbers(one) - _numbers(other)
+    assert all(first[1] < second[0] for first, second in pairwise(a))
+
+
+@given(st.lists(st.tuples(TIMES, TIMES)), TIMES, TIMES)
+def test_lengths_of_fractions(pairs: list[tuple[float, float]], start: float, end: float) -> None:
+    """The binary search's sums agree with the simple way, and are above 0 for the same ranges."""
+    moments, around = union(pairs), union([(start, end)])
+    simple = length(common(moments, around))
+    assert Lengths(moments).between(start, end) == pytest.approx(simple, rel=1e-9, abs=1e-6)
+    assert Lengths(moments).within(around) == Lengths(moments).between(start, end)
+    assert (Lengths(moments).between(start, end) > 0) == (simple > 0)
 
 
 def copying(called: float, waited: float) -> Made:
-    """Return a step with a copy of 1000 us, whose call and wait take these times."""
     return loop(steps=1, copy=1000, called=called, waited=waited)
-
-
-def with_events(made: Made, *added: tuple[str, str, float, float, dict[str, Any]]) -> Made:
-    """Return the trace with these events."""
-    for category, name, start, duration, args in added:
-        made.event(category, name, start, duration, **args)
-    return made
 
 
 def unmarked(*names: str) -> dict[str, Any]:
@@ -90,7 +69,6 @@ def unmarked(*names: str) -> dict[str, Any]:
 
 
 def broken() -> dict[str, Any]:
-    """Return a trace with events without a time, and with arguments of the wrong type."""
     made = loop(copy=100, compute=100)
     made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes="many", device=True, stream=[])
     made.events[-1]["tid"] = {"not": "a number"}
@@ -102,7 +80,6 @@ def broken() -> dict[str, Any]:
 
 
 def huge(number: float) -> dict[str, Any]:
-    """Return a trace with this number in many places."""
     made = loop(copy=100, compute=100)
     made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes=number, device=number, stream=number)
     made.events += [made.events[0] | {"ts": number}, made.events[0] | {"dur": abs(number)}]
@@ -113,7 +90,6 @@ EVIL = "\x1b[31mred\x1b]0;x\x07\ud800"
 
 
 def evil() -> dict[str, Any]:
-    """Return a trace with escape sequences and lone surrogates in every text."""
     made = loop(copy=100, compute=100)
     for event in made.events:
         event["name"] = event["name"].replace("Pinned", f"Pinned{EVIL}").replace("aten::copy_", EVIL)
@@ -127,7 +103,7 @@ TRACES: dict[str, Made | dict[str, Any]] = {
     # The kind of memory is in the GPU's record; the host's call has the same name for every kind.
     **{f"a copy of {memory} memory": loop(copy=100, memory=memory) for memory in ("Pinned", "Pageable", "Managed")},
     **{
-        f"a copy named {name}": with_copy(name, bytes=8, device=0, stream=7)
+        f"a copy named {name}": loop(compute=10).event("gpu_memcpy", name, 5, 10, bytes=8, device=0, stream=7)
         for name in (
             *("Memcpy HtoD (Unknown -> Device)", "Memcpy DtoH (Device -> Pinned)", "Memcpy PtoP (Device -> Device)"),
             "CopyHostToDevice",
@@ -138,13 +114,11 @@ TRACES: dict[str, Made | dict[str, Any]] = {
     "a copy that is waited for": copying(10, 990),
     "a staged copy": copying(1000, 0),
     "a copy with a slow call": copying(60, 0),
-    "waits after the operator, and in another thread": with_events(
-        loop(steps=1, copy=1000),
-        ("cuda_runtime", SYNC, 20, 900, {"correlation": 0}),
-        ("cuda_runtime", SYNC, 6, 900, {"tid": LOOP + 1, "correlation": 0}),
-    ),
+    "waits after the operator, and in another thread": loop(steps=1, copy=1000)
+    .event("cuda_runtime", SYNC, 20, 900, correlation=0)
+    .event("cuda_runtime", SYNC, 6, 900, LOOP + 1, correlation=0),
     # Times count from the start of the first marked step; the GPU's own annotations are not steps.
-    "marked steps": with_events(loop(wait=10, compute=90), ("gpu_user_annotation", "ProfilerStep#0", 5, 100, {})),
+    "marked steps": loop(wait=10, compute=90).event("gpu_user_annotation", "ProfilerStep#0", 5, 100),
     "a last step that the script's end cut short": loop(compute=9).content(num_steps=3),
     "optimizer steps": unmarked("Optimizer.step#SGD.step", NEXT),
     "batches": unmarked(NEXT),
@@ -156,9 +130,7 @@ TRACES: dict[str, Made | dict[str, Any]] = {
     **{f"the number {number:.0e}": huge(number) for number in (1e308, -1e30, math.inf)},
     "an integer of 400 digits": huge(10**400),
     "escape sequences": evil(),
-    "CUDA calls without records of a GPU": with_events(
-        Made(), ("user_annotation", "ProfilerStep#0", 0, 100, {}), ("cuda_runtime", "cudaLaunchKernel", 10, 5, {})
-    ),
+    "CUDA calls without records of a GPU": Made().step(0, 0, 100).event("cuda_runtime", "cudaLaunchKernel", 10, 5),
 }
 
 
@@ -212,3 +184,113 @@ def test_nothing_in_it(content: object, seen: str) -> None:
         read_trace(content, source="my.json")
     assert caught.value.message.startswith("my.json: ")
     assert "numapin trace" in caught.value.hint
+
+
+# --- every loop of cases.py has the recorded report: recorded/reports.txt ---------------------------------------------
+
+
+Started: TypeAlias = tuple[int, int]  # a start and a duration
+STARTED = st.tuples(st.integers(0, 40), st.integers(0, 40))
+
+
+def report_of(sentence: str) -> seam.TraceReport:
+    traces = [read_trace(made.content(rank=rank), source="x") for rank, made in enumerate(CASES[sentence])]
+    return make_report([analyze(trace) for trace in traces])
+
+
+def test_every_case_is_shown_as_recorded() -> None:
+    """The report is the recorded one: shares, copies, findings with their costs, evidence and remedies, notes.
+
+    So are the waiting and the starts of epochs, which a terminal does not show.
+    """
+    text = ""
+    for name in CASES:
+        report = report_of(name)
+        text += f"## {name}\n{rendered(seam.trace_table(report), 400)}"
+        for one in report.analyses:
+            text += f"waited {one.waited_us:.2f} us for {one.num_batches} batches, epochs: {len(one.epoch_starts)}\n"
+    compare(text, str(Path(__file__).parent / "recorded/reports.txt"))
+
+
+def test_json() -> None:
+    """The report has the fields of its schema, in milliseconds and shares, and is valid JSON."""
+    report = report_of("ranks that wait differently")
+    assert report.nothing_found == ""
+    content = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert content["schema"] == "numapin.trace/1"
+    assert content["ranks"][1]["parts"]["wait"] == {"ms": 0.5, "share": 0.5}
+    assert content["findings"][0]["ranks"] == ["0", "1"]
+    assert content["findings"][0]["costs"] == pytest.approx(0.5)
+    (copy,) = report_of("a copy without a size or a call has dashes").to_json()["ranks"][0]["copies"]
+    assert [copy[key] for key in ("direction", "source", "bytes", "blocking", "operator")] == [None] * 5
+
+
+def test_a_narrow_terminal() -> None:
+    """The tables fit into 100 columns."""
+    table = seam.trace_table(report_of("consecutive parts have their own lengths"))
+    assert max(map(len, rendered(table, 100).splitlines())) <= 100
+
+
+# --- times that overlap in any way -----------------------------------------------------------------------------------
+
+
+def content_of(*, steps: list[Started], copies: list[Started], kernels: list[Started]) -> dict[str, Any]:
+    kinds = {
+        ("user_annotation", "ProfilerStep#0"): steps,
+        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"): copies,
+        ("kernel", "sgemm"): kernels,
+    }
+    events = [
+        {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
+        for (category, name), started in kinds.items()
+        for start, duration in started
+    ]
+    return {"traceEvents": events}
+
+
+def moments(started: list[Started]) -> set[int]:
+    return {moment for start, duration in started for moment in range(start, start + duration)}
+
+
+@given(STARTED, st.lists(STARTED, min_size=1), st.lists(STARTED), st.lists(STARTED))
+def test_steps_and_copies_that_overlap(
+    first: Started, others: list[Started], copies: list[Started], kernels: list[Started]
+) -> None:
+    """Each step has the moments that it has when each moment is looked at by itself."""
+    analysis = analyze(read_trace(content_of(steps=[first, *others], copies=copies, kernels=kernels), source="x"))
+    computing, copying = moments(kernels), moments(copies) - moments(kernels)
+    steps = sorted([first, *others], key=lambda step: step[0])
+    for step, parts in zip(steps, analysis.steps_us, strict=True):
+        inside = moments([step])
+        if kernels or copies:
+            assert (parts["compute"], parts["copy"]) == (len(computing & inside), len(copying & inside))
+        assert parts["other"] == len(inside - computing - copying)
+    seen = [copy for copy in copies if moments([copy]) & moments(steps)]
+    assert sum(group.count for group in analysis.groups) == len(seen)
+    overlapped = [len(moments([copy]) & computing) for copy in seen]
+    assert sum(group.overlapped_us for group in analysis.groups) == sum(overlapped)
+    assert sum(group.exposed_us for group in analysis.groups) == sum(copy[1] for copy in seen) - sum(overlapped)
+
+
+def test_the_time_for_many_that_overlap() -> None:
+    """The time to analyze a trace grows with its size only, whatever overlaps in it."""
+    number = 4000
+    long = [(i, 3 * number) for i in range(number)]
+    trace = read_trace(content_of(steps=long, copies=long, kernels=[(3 * i, 1) for i in range(number)]), source="x")
+    begun = time.process_time()
+    assert analyze(trace).steps_us[0]["compute"] == number
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        7,
+        {"loaders": 3, "epochs": [1, [1], ["a", 2, 3]], "samples": [[1, 5, 0], [1, -1, 0], [1.5, 0, 0]], "stacks": 4},
+        {"loaders": [{"num_workers": -1, "num_batches": True}], "stacks": [[1, 2], []], "cpus": 5, "num_cpus": "x"},
+    ],
+)
+def test_notes_that_are_malformed(noted: Any) -> None:
+    """Malformed notes of any kind are left out."""
+    read = seam.read_noted(noted, 0)
+    assert (read.epochs, read.samples, read.host, read.num_cpus) == ((), (), "", None)

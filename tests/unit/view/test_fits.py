@@ -1,4 +1,4 @@
-"""Tables and trees fit the terminal: nothing is cut and no column is dropped, however narrow it is.
+"""Tables, trees and the block at the end of a failed job fit the terminal: nothing is cut, no column is dropped.
 
 What they show at 80 columns is recorded: tests/recorded/machines. `print` of a machine or plan is short. What `attach`
 reports is recorded beside this file.
@@ -6,48 +6,25 @@ reports is recorded beside this file.
 
 from __future__ import annotations
 
-import io
+import time
 from collections import Counter
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
+from rich.cells import cell_len
 
 from numapin import Bind, Nic, Request, make_plan
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
-from tests.recorded.screens import compare
+from tests.recorded.failures import DEEP, ENDS, WORST, block, ended
+from tests.recorded.screens import compare, rendered
 from tests.unit.planned import PLANNED
-from tests.unit.view.seam import (
-    Attached,
-    AttachedRank,
-    BoundProcess,
-    CpuSet,
-    NicKind,
-    ProcessPages,
-    adapters,
-    attach_table,
-    explained_plan,
-    natural,
-    topo_matrix,
-    topo_tree,
-)
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+from tests.unit.view import seam
+from tests.unit.view.seam import CpuSet, JobFailure, failure_text, traceback_lines
 
 WIDE = 1000
-
-
-def _lines(renderable: RenderableType, width: int) -> list[str]:
-    out = StringIO()
-    Console(file=out, width=width, highlight=False, emoji=False, markup=False).print(renderable)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,14 +33,16 @@ def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
     """Tree and plan have each character of the wide ones, the matrix each cell, and no line is too wide."""
     machine = golden_machine(name)
     plan = make_plan(machine, Request(bind=Bind.EXCLUSIVE))
-    for shown in (topo_tree(machine, plan), explained_plan(plan)):
-        narrow = _lines(shown, width)
+    for shown in (seam.topo_tree(machine, plan), seam.explained_plan(plan)):
+        narrow = rendered(shown, width).splitlines()
         assert max(map(len, narrow)) <= width
-        visible, wide = (Counter(filter(str.isalnum, "".join(lines))) for lines in (narrow, _lines(shown, WIDE)))
+        visible, wide = (
+            Counter(filter(str.isalnum, "".join(lines))) for lines in (narrow, rendered(shown, WIDE).splitlines())
+        )
         assert visible == wide
     narrow, wide_lines = (
-        _lines(topo_matrix(machine, width=width), width),
-        _lines(topo_matrix(machine, width=WIDE), WIDE),
+        rendered(seam.topo_matrix(machine, width=width), width).splitlines(),
+        rendered(seam.topo_matrix(machine, width=WIDE), WIDE).splitlines(),
     )
     assert max(map(len, narrow)) <= width
     words, wide_words = (Counter(" ".join(lines).replace(",", " ").split()) for lines in (narrow, wide_lines))
@@ -73,27 +52,31 @@ def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
 def test_natural_order() -> None:
     """Numbers in names count as numbers, even thousands of digits."""
     names = ["mlx5_17", "mlx5_9", "eth0", "mlx5_010", "a" + "1" * 9999]
-    assert sorted(names, key=natural) == [names[4], "eth0", "mlx5_9", "mlx5_010", "mlx5_17"]
+    assert sorted(names, key=seam.natural) == [names[4], "eth0", "mlx5_9", "mlx5_010", "mlx5_17"]
 
 
 def test_names_of_one_device() -> None:
     """Names with one PCI address are one device, the verbs name first; without an address each is its own."""
     nics = [
-        Nic(name="ib0", pci="0000:01:00.0", kind=NicKind.INFINIBAND),
-        Nic(name="mlx5_0", pci="0000:01:00.0", kind=NicKind.INFINIBAND),
+        Nic(name="ib0", pci="0000:01:00.0", kind=seam.NicKind.INFINIBAND),
+        Nic(name="mlx5_0", pci="0000:01:00.0", kind=seam.NicKind.INFINIBAND),
         Nic(name="eth1", pci="0000:02:00.0"),
-        Nic(name="mlx5_1", pci="0000:02:00.0", kind=NicKind.INFINIBAND),
+        Nic(name="mlx5_1", pci="0000:02:00.0", kind=seam.NicKind.INFINIBAND),
         Nic(name="eth2"),
         Nic(name="eth3"),
     ]
-    assert [adapter.name for adapter in adapters(nics)] == ["eth2", "eth3", "mlx5_0/ib0", "mlx5_1/eth1"]
+    assert [adapter.name for adapter in seam.adapters(nics)] == ["eth2", "eth3", "mlx5_0/ib0", "mlx5_1/eth1"]
 
 
 # --- machines and plans as text --------------------------------------------------------------------------------------
 
 
 def test_a_machine_as_text() -> None:
-    """`print(topology)` has the size and a line per node with CPUs or devices; other nodes share one."""
+    """`print(topology)` has the size and a line per node with CPUs or devices; other nodes share one.
+
+    Control characters in names do not reach the terminal.
+    """
+    assert "\x1b" not in str(replace(grid(), host="\x1b[31m"))
     machine = replace(golden_machine("2pkg-34node-gpumem-4gpu"), host="tray", nics=(Nic(name="eth0"),))
     lines = str(machine).splitlines()
     assert lines[0] == "tray: 2 sockets, 34 NUMA nodes, 4 GPUs, 144 cores, 144 CPUs"
@@ -113,16 +96,11 @@ def test_a_plan_as_text() -> None:
     assert "no GPU, node unknown" in str(make_plan(grid(), Request(bind="none")))
 
 
-def test_text_is_printable() -> None:
-    """Names that contain control characters do not reach the terminal."""
-    assert "\x1b" not in str(replace(grid(), host="\x1b[31m"))
-
-
 # --- the report of `numapin attach` as text --------------------------------------------------------------------------
 
 
 MIB = 1 << 20
-PAGES = ProcessPages(
+PAGES = seam.ProcessPages(
     policy="default",
     before={0: 3 * MIB, 1: MIB},
     after={0: MIB, 1: 3 * MIB},
@@ -130,7 +108,7 @@ PAGES = ProcessPages(
     moved_bytes=2 * MIB,
     stays={"shared": MIB},
 )
-PROCESS = BoundProcess(
+PROCESS = seam.BoundProcess(
     pid=4711,
     name="python",
     threads=9,
@@ -142,9 +120,9 @@ PROCESS = BoundProcess(
     pages=PAGES,
     shortfalls=("1.0 MiB stay",),
 )
-RANK = AttachedRank(pid=4711, gpu_source="--gpu", requested=PLANNED, processes=(PROCESS,))
+RANK = seam.AttachedRank(pid=4711, gpu_source="--gpu", requested=PLANNED, processes=(PROCESS,))
 UNDO = "taskset -acp 0 4711"
-DONE = Attached(dry_run=False, migrate=True, interrupted=False, undo=(UNDO,), warnings=(), ranks=(RANK,))
+DONE = seam.Attached(dry_run=False, migrate=True, interrupted=False, undo=(UNDO,), warnings=(), ranks=(RANK,))
 
 
 GONE = replace(RANK, processes=(), problem="it ended before")
@@ -161,9 +139,45 @@ REPORTS = {
 
 def test_each_report_is_the_recorded_one() -> None:
     """NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
-    text = ""
-    for sentence, report in REPORTS.items():
-        out = io.StringIO()
-        Console(file=out, width=200).print(attach_table(report))
-        text += "\n".join((f"=== {sentence}", *(line.rstrip() for line in out.getvalue().splitlines()), ""))
+    tables = ((sentence, rendered(seam.attach_table(report), 200)) for sentence, report in REPORTS.items())
+    text = "".join(f"=== {sentence}\n{table}" for sentence, table in tables)
     compare(text, str(Path(__file__).with_name("attached.txt")))
+
+
+# --- the block at the end of a failed job; what it says is recorded: tests/recorded/failures.txt ----------------------
+
+
+@pytest.mark.parametrize("name", WORST)
+@pytest.mark.parametrize("file", ["", "/run/x", "/n" * 400, f"/{'名前' * 200}"], ids=["none", "short", "long", "wide"])
+def test_it_fits(name: str, file: str) -> None:
+    """However long, wide or hostile the facts are, the block fits and has visible characters only."""
+    others = [ended(n, exitcode, was_ended=n > 3) for n, exitcode in enumerate((1, 0, 3, -15, -15, -9, 2, 5), 1)]
+    lines = block(*WORST[name].ranks, *others, file=file, **WORST[name].facts)
+    assert len(lines) <= 20
+    assert max(map(cell_len, lines)) <= 80
+    assert all(line.isprintable() for line in lines)
+    assert all(line.startswith("  ") for line in lines[1:])
+
+
+@pytest.mark.parametrize("text", ["x" * (1 << 24), "x\n" * (1 << 23)], ids=["one word", "lines"])
+def test_the_largest_exception_takes_no_time(text: str) -> None:
+    """A message of 16 MiB, the largest error file that is read, is cut before its lines are made."""
+    start = time.process_time()
+    rank = ended(text=text)
+    assert len(block(rank)) <= 20
+    assert len(JobFailure(ranks=(rank,), program="train.py", host="node7").summary) < 1000
+    assert time.process_time() - start < 10
+
+
+def test_text_has_all_frames_of_all_ranks() -> None:
+    """The file has each rank's end and whole traceback, in lines of visible characters, and names one that stays."""
+    found = JobFailure(program="t.py", host="h", ranks=(ended(text="E: x", trace=DEEP), ended(1, -9)))
+    text = failure_text(found)
+    assert DEEP in text
+    assert text.startswith(
+        "t.py failed on h: rank 0 failed first: E: x\n--- rank 0 (pid 1000), failed: exit status 1\n"
+    )
+    assert text.endswith("--- rank 1 (pid 1001), failed: SIGKILL\nno exception was recorded\n")
+    assert traceback_lines(ended(text="\x1b[2J")) == ["\ufffd[2J"]
+    stays = JobFailure(program="t.py", host="h", ranks=ENDS["others crash while they are ended, or stay"].ranks)
+    assert "--- rank 3 (pid 1003), left: still there after SIGKILL\n" in failure_text(stays)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from prometheus_client import parser as textfile
+from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as strict
 
 from tests.recorded.screens import compare
 from tests.terminals import HOSTILE
+from tests.unit.seam import GpuRef, Top
 from tests.unit.view.seam import GpuLoad, JobOrigin, ended, openmetrics
-from tests.unit.watched import job, loop, rank
+from tests.unit.watched import job, loop, planned, rank
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from prometheus_client.metrics_core import Metric
-
-    from tests.unit.seam import Top
-
-RECORDED: Final = Path(__file__).with_name("metrics.txt")
 Found = dict[str, dict[tuple[str, str], float]]
 
 
 def _read(families: Iterable[Metric]) -> Found:
-    """Return the samples by name, and by the last label, which is the rank or the GPU."""
     found: Found = {}
     for family in families:
         for sample in family.samples:
@@ -56,7 +50,9 @@ def test_each_job_has_the_recorded_metrics() -> None:
     texts["two runs of a host, one in a pod"] = openmetrics(both, num_unread=1)
     texts["a host without a run"] = openmetrics([], num_unread=0)
     texts |= {"a run that has ended": ended("run-x", IN_A_POD), "a host that is not watched": openmetrics([])}
-    compare("".join(f"=== {name}\n{text}" for name, text in texts.items()), str(RECORDED))
+    compare(
+        "".join(f"=== {name}\n{text}" for name, text in texts.items()), str(Path(__file__).with_name("metrics.txt"))
+    )
 
 
 @pytest.mark.parametrize("made", JOBS.values(), ids=JOBS)
@@ -104,12 +100,8 @@ def test_runs_with_the_same_labels(name: str, other: str) -> None:
 
 def test_gpus_with_the_same_label() -> None:
     """A user's plan may name GPUs that differ in characters that are not shown: one of them has metrics."""
-    ranks = []
-    for number in range(2):
-        plan = rank(number).plan
-        assert plan.gpu is not None
-        gpu = replace(plan.gpu, uuid=f"GPU-{chr(1 + number)}")
-        ranks.append(replace(rank(number), plan=replace(plan, gpu=gpu)))
+    gpus = [GpuRef(index=number, uuid=f"GPU-{chr(1 + number)}", pci=None) for number in range(2)]
+    ranks = [rank(number, plan=replace(planned(number), gpu=gpu)) for number, gpu in enumerate(gpus)]
     text = openmetrics([(job(*ranks), IN_A_POD)])
     assert text.count("numapin_gpu_power_watts{") == 1
     samples = [line.rpartition(" ")[0] for line in text.splitlines()]

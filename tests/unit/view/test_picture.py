@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,49 +14,16 @@ from numapin import Allowed, Bind, Link, Memory, Nic, Plan, Request, Topology, m
 from numapin.errors import UsageError
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
-from tests.pictures import (
-    HOSTILE,
-    assert_drawn_once,
-    boxes,
-    golden_machine,
-    keys,
-    many_nics,
-    parsed,
-    problems,
-    snc4,
-)
+from tests.pictures import HOSTILE, assert_drawn_once, boxes, golden_machine, keys, many_nics, parsed, problems, snc4
 from tests.policies import policy_of
 from tests.recorded.screens import compare
-from tests.unit.view.seam import (
-    COLORS,
-    RANK_COLORS,
-    Box,
-    BoxKind,
-    CpuSet,
-    Ink,
-    Label,
-    Picture,
-    element,
-    example_names,
-    fit,
-    frame,
-    lay_out,
-    page,
-    printable,
-    read_example,
-    svg,
-    width_of,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from tests.unit.view import seam
+from tests.unit.view.seam import Box, BoxKind, CpuSet, drawing, lay_out, svg
 
 DGX = golden_machine("2pkg-8node-smt2-8gpu-pairs")
 GB200 = golden_machine("2pkg-34node-gpumem-4gpu")
 CPUSET = golden_machine("4node-cpuset-3gpu")
 LOST = golden_machine("2node-every-node-lists-all")
-RECORDED = Path(__file__).with_name("pictures.txt")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -70,18 +36,14 @@ def _between(*gpus: int, word: str) -> dict[tuple[str, str], str]:
 
 
 def _sharing(topology: Topology) -> Plan:
-    """Return a plan whose second rank has the cores of the first, too."""
     plan = make_plan(topology, Request(bind=Bind.EXCLUSIVE, num_ranks=2))
     first, second = plan.ranks
     return replace(plan, ranks=(first, replace(second, cpus=first.cpus | second.cpus)))
 
 
 TWO_NICS = (Nic(name="nic0", node=0), Nic(name="nic1", node=0))
-CASES: dict[str, tuple[Topology, Request | Plan | None]] = {
-    "the cores and devices of a DGX A100 are in their node, and one bar between its sockets is all NVLinks": (
-        DGX,
-        None,
-    ),
+CASES: dict[str, Topology | tuple[Topology, Request | Plan]] = {
+    "the cores and devices of a DGX A100 are in their node, and one bar between its sockets is all NVLinks": DGX,
     "ranks that share CPUs have a band each; node, memory and GPUs name them; idle CPUs have their number": (
         DGX,
         Request(),
@@ -90,48 +52,36 @@ CASES: dict[str, tuple[Topology, Request | Plan | None]] = {
         golden_machine("2pkg-2node-smt2-8gpu-a100"),
         Request(bind=Bind.EXCLUSIVE),
     ),
-    "two switches with a GPU and a NIC each are in one frame; a third GPU is outside": (
-        _linked(
-            replace(grid(nodes=1, gpus=[0, 0, 0]), nics=TWO_NICS),
-            {("gpu0", "nic0"): "PIX", ("gpu1", "nic1"): "PIX", ("gpu0", "nic1"): "PXB", ("gpu2", "nic0"): "NODE"},
-        ),
-        None,
+    "two switches with a GPU and a NIC each are in one frame; a third GPU is outside": _linked(
+        replace(grid(nodes=1, gpus=[0, 0, 0]), nics=TWO_NICS),
+        {("gpu0", "nic0"): "PIX", ("gpu1", "nic1"): "PIX", ("gpu0", "nic1"): "PXB", ("gpu2", "nic0"): "NODE"},
     ),
-    "pairs of GPUs with a bridge have a bar each; other links have none; an unknown model has no rate": (
-        _linked(
-            grid(nodes=2, gpus=[0, 0, 1, 1, 1]),
-            _between(0, 1, word="NV4") | _between(2, 3, word="NV4") | _between(0, 2, word="SYS"),
-        ),
-        None,
+    "pairs of GPUs with a bridge have a bar each; other links have none; an unknown model has no rate": _linked(
+        grid(nodes=2, gpus=[0, 0, 1, 1, 1]),
+        _between(0, 1, word="NV4") | _between(2, 3, word="NV4") | _between(0, 2, word="SYS"),
     ),
-    "xGMI has a bar, too": (_linked(grid(nodes=1, gpus=[0, 0, 0]), _between(0, 1, 2, word="XGMI")), None),
-    "of GPUs in two rows, only those next to the bar have a line": (
-        _linked(grid(nodes=1, gpus=[0] * 24), _between(*range(24), word="NV18")),
-        None,
+    "xGMI has a bar, too": _linked(grid(nodes=1, gpus=[0, 0, 0]), _between(0, 1, 2, word="XGMI")),
+    "of GPUs in two rows, only those next to the bar have a line": _linked(
+        grid(nodes=1, gpus=[0] * 24), _between(*range(24), word="NV18")
     ),
-    "the L3 cache of four nodes is one frame around them; distances are a line": (snc4(), None),
-    "GPU memory is in its GPU; 28 empty nodes are one box; the bar of NVLinks is below both sockets": (GB200, None),
-    "an empty node that a NIC is on has its own box": (replace(GB200, nics=(Nic(name="eth0", node=3),)), None),
-    "a single empty node is drawn as any other": (grid(nodes=2, memory_nodes=[2], memoryless=[2]), None),
-    "the names of a NIC share a box": (many_nics(), None),
-    "the used share of memory is a bar, if it is known": (
-        replace(grid(), nodes=(replace(grid().nodes[0], free_bytes=16 << 30), grid().nodes[1])),
-        None,
+    "the L3 cache of four nodes is one frame around them; distances are a line": snc4(),
+    "GPU memory is in its GPU; 28 empty nodes are one box; the bar of NVLinks is below both sockets": GB200,
+    "an empty node that a NIC is on has its own box": replace(GB200, nics=(Nic(name="eth0", node=3),)),
+    "a single empty node is drawn as any other": grid(nodes=2, memory_nodes=[2], memoryless=[2]),
+    "the names of a NIC share a box": many_nics(),
+    "the used share of memory is a bar, if it is known": replace(
+        grid(), nodes=(replace(grid().nodes[0], free_bytes=16 << 30), grid().nodes[1])
     ),
-    "the size of memory may be unknown": (golden_machine("1pkg-nonode-2cpu"), None),
-    "cores, GPUs and NICs of unknown node, and nodes without a socket, are drawn": (
-        replace(
-            LOST,
-            packages=(),
-            gpus=tuple(replace(one, node=None, node_source=None) for one in LOST.gpus),
-            nics=(Nic(name="eth0"),),
-        ),
-        None,
+    "the size of memory may be unknown": golden_machine("1pkg-nonode-2cpu"),
+    "cores, GPUs and NICs of unknown node, and nodes without a socket, are drawn": replace(
+        LOST,
+        packages=(),
+        gpus=tuple(replace(one, node=None, node_source=None) for one in LOST.gpus),
+        nics=(Nic(name="eth0"),),
     ),
-    "CPUs and nodes that are not allowed are marked, and the legend explains the mark": (CPUSET, None),
-    "where all is allowed, nothing is marked": (
-        replace(CPUSET, allowed=Allowed(cpus=CPUSET.cpus, nodes=CpuSet(range(4)))),
-        None,
+    "CPUs and nodes that are not allowed are marked, and the legend explains the mark": CPUSET,
+    "where all is allowed, nothing is marked": replace(
+        CPUSET, allowed=Allowed(cpus=CPUSET.cpus, nodes=CpuSet(range(4)))
     ),
     "the GPU of a rank that got less has a star, which the legend explains": (CPUSET, Request()),
     "CPUs that no rank may use are idle, not those that are not allowed": (CPUSET, Request(num_ranks=1)),
@@ -166,34 +116,35 @@ def _outline(box: Box, depth: int = 0) -> Iterator[str]:
 
 def _core_text(core: Box) -> str:
     """Return what a core shows, without the numbers of its CPUs."""
-    parts = [
-        (part.kind, part.ranks, part.off, part.idle, [label.text for label in part.labels if label.ink != Ink.PLAIN])
+    return " ".join(
+        f"{part.kind}{part.ranks}{' off' * part.off}{' idle' * part.idle}"
+        f"{[label.text for label in part.labels if label.ink != drawing.Ink.PLAIN]}"
         for part in boxes(core)
-    ]
-    return " ".join(f"{kind}{ranks}{' off' * off}{' idle' * idle}{texts}" for kind, ranks, off, idle, texts in parts)
+    )
 
 
 def test_every_picture_is_the_recorded_one() -> None:
     """The boxes of each case, with their text, have no fault; NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
     text = ""
-    for sentence, (topology, request) in CASES.items():
+    for sentence, case in CASES.items():
+        topology, request = case if isinstance(case, tuple) else (case, None)
         picture = lay_out(topology, make_plan(topology, request) if isinstance(request, Request) else request)
         assert problems(picture) == []
         size = f"{picture.box.width:.0f} x {picture.box.height:.0f}, {len(picture.lines)} lines"
         lines = (f"=== {sentence}", size, picture.title, picture.description, *_outline(picture.box))
         text += "".join(f"{line}\n" for line in lines)
-    compare(text, str(RECORDED))
+    compare(text, str(Path(__file__).with_name("pictures.txt")))
 
 
 def test_the_check_finds_each_kind_of_fault() -> None:
     """It names boxes, texts and lines that overlap or stick out, and finds no fault in a sound layout."""
 
     def faults(box: Box, *lines: tuple[float, float, float]) -> list[str]:
-        return problems(Picture(box=box, lines=lines, title="", description=""))
+        return problems(drawing.Picture(box=box, lines=lines, title="", description=""))
 
     small = Box(kind=BoxKind.CPU, width=10, height=10, key="small")
-    outer = Box(kind=BoxKind.NODE, width=99, height=20, labels=[Label(x=2, y=12, text="words", size=10)])
-    assert faults(frame(BoxKind.NODE, [[small, replace(small)]])) == []
+    outer = Box(kind=BoxKind.NODE, width=99, height=20, labels=[drawing.Label(x=2, y=12, text="words", size=10)])
+    assert faults(drawing.frame(BoxKind.NODE, [[small, replace(small)]])) == []
     assert faults(replace(outer, labels=[], children=[replace(small, y=15)])) == ["small outside node"]
     assert faults(replace(outer, labels=[], children=[small, replace(small, x=15)])) == ["small on small"]
     assert len(faults(replace(outer, labels=[*outer.labels, replace(outer.labels[0], x=20)]))) == 1
@@ -201,12 +152,12 @@ def test_the_check_finds_each_kind_of_fault() -> None:
     assert faults(outer, (10, 0, 20)) == ["a line on text 'words' of node"]
 
 
-@pytest.mark.parametrize("name", [*NAMES, *example_names()])
+@pytest.mark.parametrize("name", [*NAMES, *seam.example_names()])
 @pytest.mark.parametrize("bind", [None, Bind.EXCLUSIVE])
 def test_everything_is_drawn_once_and_nothing_overlaps(name: str, bind: Bind | None) -> None:
     """Each socket, core, CPU, GPU, NIC, and node with CPUs or memory is one box; nothing overlaps; it is XML."""
     is_example = name.startswith("example:")
-    topology = Topology.from_json(read_example(name)) if is_example else golden_machine(name)
+    topology = Topology.from_json(seam.read_example(name)) if is_example else golden_machine(name)
     picture = lay_out(topology, make_plan(topology, Request(bind=bind)) if bind else None)
     assert problems(picture) == []
     assert_drawn_once(picture, topology)
@@ -215,7 +166,7 @@ def test_everything_is_drawn_once_and_nothing_overlaps(name: str, bind: Bind | N
     nodes = [key for key in keys(box, BoxKind.NODE, BoxKind.MEMORY_NODE) if key.startswith("node")]
     assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
     assert len(nodes) == len(set(nodes))
-    drawn = [rect.get("class", "").split()[0] for rect in parsed(element(picture)).iter(f"{SVG}rect")]
+    drawn = [rect.get("class", "").split()[0] for rect in parsed(drawing.element(picture)).iter(f"{SVG}rect")]
     assert drawn.count("gpu") == len(topology.gpus)
 
 
@@ -246,17 +197,24 @@ def test_what_does_not_fit_is_refused() -> None:
         lay_out(grid(nodes=1, cores=2), make_plan(grid(gpus=[0]), Request(bind=Bind.NONE)))
 
 
-def test_hostile_names_stay_in_their_boxes() -> None:
-    """Names of ten thousand letters, markup or control characters are cut to their boxes, and are only text."""
+def _hostile() -> tuple[Topology, Plan]:
+    """Return a machine and a plan with long names, markup or control characters in each name, note and reason."""
     nics = tuple(Nic(name=name, pci=name, node=i % 2) for i, name in enumerate(HOSTILE))
     topology = replace(
-        grid(),
+        grid(nodes=2),
         host=HOSTILE[0],
         gpus=tuple(replace(gpu(i, i % 2), name=name, uuid=name, pci=name) for i, name in enumerate(HOSTILE)),
         nics=nics,
         links=tuple(Link(a="gpu0", b=nic.name, kind=nic.name) for nic in nics),
+        notes=HOSTILE,
     )
     plan = make_plan(topology, Request())
+    return topology, replace(plan, ranks=tuple(replace(rank, reason=HOSTILE[rank.local_rank]) for rank in plan.ranks))
+
+
+def test_hostile_names_stay_in_their_boxes() -> None:
+    """Names of ten thousand letters, markup or control characters are cut to their boxes, and are only text."""
+    topology, plan = _hostile()
     picture = lay_out(topology, plan)
     assert problems(picture) == []
     titles = (line for part in boxes(picture.box) for line in part.title.split("\n"))
@@ -266,35 +224,31 @@ def test_hostile_names_stay_in_their_boxes() -> None:
     assert tags == {"svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "g", "text"}
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, "NVIDIA H100 80GB HBM3", "0-3,8"])
 @pytest.mark.parametrize("width", [0, 5, 20, 100, 1000])
-def test_text_is_cut_to_a_width(text: str, width: float) -> None:
+def test_text_is_cut_to_a_width(width: float) -> None:
     """The result fits the width: the whole text, a part that ends in "…", or nothing."""
-    shown, whole = fit(text, width, 10), printable(text)
-    assert width_of(shown, 10) <= width
-    assert shown == whole or (width_of(whole, 10) > width and (not shown or (shown[-1] == "…" and len(shown) > 2)))
+    for text in (*HOSTILE, "NVIDIA H100 80GB HBM3", "0-3,8"):
+        shown, whole = drawing.fit(text, width, 10), seam.printable(text)
+        assert drawing.width_of(shown, 10) <= width
+        is_cut = drawing.width_of(whole, 10) > width and (not shown or (shown[-1] == "…" and len(shown) > 2))
+        assert shown == whole or is_cut
 
 
 def test_more_ranks_than_colors() -> None:
     """Colors repeat, but ranks 8 to 15 have another outline."""
     topology = grid(nodes=1, cores=8, gpus=[0] * 8)
     looks = re.findall(r'class="chip ([^"]+)"', svg(topology, make_plan(topology, Request(num_ranks=16))))
-    assert len(set(looks)) == 16 == 2 * len(RANK_COLORS)
+    assert len(set(looks)) == 16 == 2 * len(drawing.RANK_COLORS)
 
 
-@pytest.mark.parametrize(
-    ("file", "name", "bind"),
-    [("topo", "p4d", "exclusive"), ("dgx-a100", "dgx-a100", "node")],
-)
+@pytest.mark.parametrize(("file", "name", "bind"), [("topo", "p4d", "exclusive"), ("dgx-a100", "dgx-a100", "node")])
 def test_the_pictures_in_the_documentation_are_current(file: str, name: str, bind: str) -> None:
     """They are what README's and the guide's commands draw today; NUMAPIN_UPDATE_GOLDEN=1 rewrites them."""
-    topology = Topology.from_json(read_example(f"example:{name}"))
+    topology = Topology.from_json(seam.read_example(f"example:{name}"))
     text = svg(topology, make_plan(topology, Request(bind=Bind(bind))))
     shown = Path(__file__).resolve().parents[3] / "docs" / f"{file}.svg"
-    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        shown.write_text(text, encoding="utf-8")
     assert len(text) < 60_000
-    assert text == shown.read_text(encoding="utf-8")
+    compare(text, str(shown))
 
 
 # --- the HTML page around the picture: well-formed, self-contained, with the facts in words; and readable colors -----
@@ -303,25 +257,12 @@ def test_the_pictures_in_the_documentation_are_current(file: str, name: str, bin
 LOADING = {"src", "href", "{http://www.w3.org/1999/xlink}href", "srcset", "style"}  # "style" is refused by the policy
 
 
-def _hostile() -> tuple[Topology, Plan]:
-    """Return a machine and a plan with markup and control characters in each name, note and reason."""
-    topology = replace(
-        grid(nodes=2),
-        host=HOSTILE[0],
-        gpus=tuple(replace(gpu(i, i % 2), name=name, uuid=name) for i, name in enumerate(HOSTILE)),
-        nics=tuple(Nic(name=name, node=0) for name in HOSTILE),
-        notes=HOSTILE,
-    )
-    plan = make_plan(topology, Request())
-    return topology, replace(plan, ranks=tuple(replace(rank, reason=HOSTILE[rank.local_rank]) for rank in plan.ranks))
-
-
 @pytest.mark.parametrize("bind", [None, Bind.NODE, "hostile"])
 def test_it_is_well_formed_and_nothing_else_is_loaded_or_runs(bind: Bind | str | None) -> None:
     """It has the picture, names no other file, and has one style, which the policy allows by hash, and no script."""
     topology, plan = _hostile() if bind == "hostile" else (DGX, bind and make_plan(DGX, Request(bind=Bind(bind))))
-    text = page(topology, plan or None)
-    assert element(lay_out(topology, plan or None)) in text
+    text = seam.page(topology, plan or None)
+    assert drawing.element(lay_out(topology, plan or None)) in text
     parts = list(parsed(text).iter())
     attributes = {name for part in parts for name in part.attrib}
     assert not attributes & LOADING
@@ -338,18 +279,18 @@ def test_it_is_well_formed_and_nothing_else_is_loaded_or_runs(bind: Bind | str |
 def test_the_table_has_the_plan() -> None:
     """One row per rank with its reason, and the warnings."""
     plan = make_plan(DGX, Request())
-    parts = list(parsed(page(DGX, plan)).iter())
+    parts = list(parsed(seam.page(DGX, plan)).iter())
     rows = [[cell.text or "" for cell in part] for part in parts if part.tag == "tr"]
     rank = plan.ranks[1]
     nic = f"mlx5_0: {rank.nics_reason}"
     assert ["1", "gpu1", nic, "3", "48-63,176-191", "preferred 3", "8", "yes", rank.reason] in rows
     assert list(plan.warnings) == [part.text for part in parts if part.tag == "li"]
-    assert "The binding of each rank" not in page(DGX)
+    assert "The binding of each rank" not in seam.page(DGX)
 
 
 def test_hostile_names_are_text() -> None:
     """Markup in names, notes and reasons is shown as text; control characters are replaced; long texts are cut."""
-    text = page(*_hostile())
+    text = seam.page(*_hostile())
     assert "<script>alert(1)</script>" in "".join(parsed(text).itertext())
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\u2028\ufffe]", text)
     assert "W" * 600 not in text
@@ -364,10 +305,10 @@ def _luminance(color: str) -> float:
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_is_readable(*, dark: bool) -> None:
     """Text has a contrast of at least 4.5 (WCAG AA) on every background, light and dark."""
-    color = {name: pair[dark] for name, pair in COLORS.items()}
+    color = {name: pair[dark] for name, pair in drawing.COLORS.items()}
     grounds = ("page", "socket", "node", "l3", "gpu", "nic", "switch", "bus")
     pairs = [(color[ink], color[ground]) for ink in ("ink", "dim") for ground in grounds]
-    pairs += [(color["ink"], color["cpu"]), *((color["on"], rank) for rank in RANK_COLORS)]
+    pairs += [(color["ink"], color["cpu"]), *((color["on"], rank) for rank in drawing.RANK_COLORS)]
     for pair in pairs:
         low, high = sorted(map(_luminance, pair))
         assert (high + 0.05) / (low + 0.05) >= 4.5, pair
