@@ -28,7 +28,8 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.xdist_group("rendezvous")  # so that jobs that several tests use are started once
+# A group, so that jobs that several tests use are started once.
+pytestmark = [pytest.mark.xdist_group("rendezvous"), pytest.mark.timeout(900)]
 
 ROOT = os.getuid() == 0
 JOINING = str(Path(__file__).parent / "joining.py")
