@@ -52,7 +52,7 @@ VARIABLES: Final = st.dictionaries(
     st.lists(SCRAPS | st.just("GPU-0000000000000009"), max_size=4).map(",".join),
     max_size=3,
 )
-FUZZ: Final = settings(max_examples=int(os.environ.get("NUMAPIN_FUZZ_EXAMPLES", "100")))
+FUZZ: Final = settings(max_examples=int(os.environ.get("NUMAPIN_FUZZ_EXAMPLES", "120")))
 
 
 @st.composite
