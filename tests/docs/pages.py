@@ -27,12 +27,10 @@ _PROMPT: Final = re.compile(r"^(?:\w+)?\$ (?P<line>.*)$", re.MULTILINE)
 
 
 def name_of(path: Path) -> str:
-    """Return a page's path in the repository."""
     return path.relative_to(ROOT).as_posix()
 
 
 def prose_of(path: Path) -> str:
-    """Return the page without its code blocks."""
     return _FENCE.sub("", path.read_text())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
 from numapin.base.cpu_set import CpuSet
 from numapin.bench.machine import BenchMachine
@@ -23,6 +21,3 @@ from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.view.openmetrics import openmetrics
-
-if TYPE_CHECKING:
-    from numapin.compare.report import StepRatio, VariantResult

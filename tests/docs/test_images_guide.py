@@ -70,7 +70,6 @@ def stand_in() -> dict[str, ModuleType]:
 
 
 def run(**given: object) -> dict[str, Any]:
-    """Return what the guide's code defines."""
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     exec(compile("\n".join(blocks), GUIDE, "exec"), given)  # noqa: S102
     return given

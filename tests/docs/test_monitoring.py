@@ -30,12 +30,10 @@ _OF_PROMETHEUS: Final = {"instance", "job"}
 
 
 def _families() -> list[Metric]:
-    """Return all that is ever written."""
     return [*parser.text_string_to_metric_families(openmetrics([(job(rank()), _ORIGIN)], num_unread=0))]
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield the strings of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -43,47 +41,47 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
-class TestDashboard:
-    """examples/monitoring/grafana.json."""
+_DASHBOARD: Final = json.loads((_FOLDER / "grafana.json").read_text())
+_TEXTS: Final = [text for panel in _DASHBOARD["panels"] for text in _strings(panel["targets"])]
 
-    DASHBOARD: Final = json.loads((_FOLDER / "grafana.json").read_text())
-    TEXTS: Final = [text for panel in DASHBOARD["panels"] for text in _strings(panel["targets"])]
 
-    def test_its_metrics_are_written(self) -> None:
-        """Each name in a query is that of a sample, and each label one that a sample of the panel's metrics has."""
-        labels_of = {sample.name: {*sample.labels} for family in _families() for sample in family.samples}
-        for panel in self.DASHBOARD["panels"]:
-            queries = " ".join(target["expr"] for target in panel["targets"])
-            names = re.findall(r"numapin_\w+", queries)
-            assert names, panel["title"]
-            assert {*names} <= labels_of.keys(), panel["title"]
-            known = set.intersection(*(labels_of[name] for name in names)) | _OF_PROMETHEUS
-            used = re.findall(r"(\w+)=~?\"", queries)
-            used += [word for words in re.findall(r"\bby \(([^)]*)\)", queries) for word in words.split(", ")]
-            used += [word for target in panel["targets"] for word in re.findall(r"{{(\w+)}}", target["legendFormat"])]
-            assert {*used} <= known, panel["title"]
+def test_the_dashboards_metrics_are_written() -> None:
+    """Each name in a query is that of a sample, and each label one that a sample of the panel's metrics has."""
+    labels_of = {sample.name: {*sample.labels} for family in _families() for sample in family.samples}
+    for panel in _DASHBOARD["panels"]:
+        queries = " ".join(target["expr"] for target in panel["targets"])
+        names = re.findall(r"numapin_\w+", queries)
+        assert names, panel["title"]
+        assert {*names} <= labels_of.keys(), panel["title"]
+        known = set.intersection(*(labels_of[name] for name in names)) | _OF_PROMETHEUS
+        used = re.findall(r"(\w+)=~?\"", queries)
+        used += [word for words in re.findall(r"\bby \(([^)]*)\)", queries) for word in words.split(", ")]
+        used += [word for target in panel["targets"] for word in re.findall(r"{{(\w+)}}", target["legendFormat"])]
+        assert {*used} <= known, panel["title"]
 
-    def test_its_variables(self) -> None:
-        """Each variable that a query uses is defined, by a label that is written."""
-        variables = {each["name"]: each for each in self.DASHBOARD["templating"]["list"]}
-        used = {name for text in self.TEXTS for name in re.findall(r"\$(\w+)", text)} - {"__rate_interval"}
-        assert used == variables.keys() - {"datasource"}
-        labels_of = {sample.name: sample.labels for family in _families() for sample in family.samples}
-        for name in used:
-            query = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables[name]["query"]["query"])
-            assert query is not None
-            assert query[2] in labels_of[query[1]]
 
-    def test_its_panels_have_places_of_their_own(self) -> None:
-        """No two panels overlap, and ids are unique."""
-        cells = [
-            (x, y)
-            for each in (panel["gridPos"] for panel in self.DASHBOARD["panels"])
-            for x in range(each["x"], each["x"] + each["w"])
-            for y in range(each["y"], each["y"] + each["h"])
-        ]
-        assert len(cells) == len({*cells})
-        assert len({panel["id"] for panel in self.DASHBOARD["panels"]}) == len(self.DASHBOARD["panels"])
+def test_the_dashboards_variables() -> None:
+    """Each variable that a query uses is defined, by a label that is written."""
+    variables = {each["name"]: each for each in _DASHBOARD["templating"]["list"]}
+    used = {name for text in _TEXTS for name in re.findall(r"\$(\w+)", text)} - {"__rate_interval"}
+    assert used == variables.keys() - {"datasource"}
+    labels_of = {sample.name: sample.labels for family in _families() for sample in family.samples}
+    for name in used:
+        query = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables[name]["query"]["query"])
+        assert query is not None
+        assert query[2] in labels_of[query[1]]
+
+
+def test_the_dashboards_panels_have_places_of_their_own() -> None:
+    """No two panels overlap, and ids are unique."""
+    cells = [
+        (x, y)
+        for each in (panel["gridPos"] for panel in _DASHBOARD["panels"])
+        for x in range(each["x"], each["x"] + each["w"])
+        for y in range(each["y"], each["y"] + each["h"])
+    ]
+    assert len(cells) == len({*cells})
+    assert len({panel["id"] for panel in _DASHBOARD["panels"]}) == len(_DASHBOARD["panels"])
 
 
 def test_the_page_has_all_metrics() -> None:
@@ -102,26 +100,25 @@ def test_the_page_has_all_metrics() -> None:
     assert described == {label for family in families for label in family.samples[0].labels} - of_info
 
 
-class TestService:
-    """examples/monitoring/numapin-metrics.service."""
+_UNIT: Final = _FOLDER / "numapin-metrics.service"
 
-    UNIT: Final = _FOLDER / "numapin-metrics.service"
 
-    def test_its_command(self) -> None:
-        """It is one that numapin accepts, for a file that the collector reads."""
-        unit = configparser.ConfigParser()
-        unit.read_string(self.UNIT.read_text())
-        program, *words = shlex.split(unit["Service"]["ExecStart"])
-        assert program.endswith("/bin/numapin")
-        check_command_line(words)
-        assert words[words.index("--openmetrics") + 1].endswith(".prom")
-        assert unit["Service"]["SuccessExitStatus"] == str(128 + 15)
+def test_the_command_of_the_service() -> None:
+    """It is one that numapin accepts, for a file that the collector reads."""
+    unit = configparser.ConfigParser()
+    unit.read_string(_UNIT.read_text())
+    program, *words = shlex.split(unit["Service"]["ExecStart"])
+    assert program.endswith("/bin/numapin")
+    check_command_line(words)
+    assert words[words.index("--openmetrics") + 1].endswith(".prom")
+    assert unit["Service"]["SuccessExitStatus"] == str(128 + 15)
 
-    def test_systemd_accepts_it(self, tmp_path: Path) -> None:
-        """Systemd finds no fault, such as a misspelt setting."""
-        if not shutil.which("systemd-analyze"):
-            pytest.skip("no systemd-analyze on PATH; type: apt-get install systemd")
-        copy = tmp_path / self.UNIT.name
-        copy.write_text(self.UNIT.read_text().replace("/opt/numapin/bin/numapin", shutil.which("true") or "/bin/true"))
-        done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+
+def test_systemd_accepts_the_service(tmp_path: Path) -> None:
+    """Systemd finds no fault, such as a misspelt setting."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze on PATH; type: apt-get install systemd")
+    copy = tmp_path / _UNIT.name
+    copy.write_text(_UNIT.read_text().replace("/opt/numapin/bin/numapin", shutil.which("true") or "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

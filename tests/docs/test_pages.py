@@ -182,7 +182,6 @@ def test_walks_go_forward() -> None:
 
 
 def _imported(file: str) -> set[str]:
-    """Return the files that a file of numapin imports."""
     nodes = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.ImportFrom)]
     names = [name for node in nodes for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names))]
     return {f"{(name or '').replace('.', '/')}.py" for name in names}
@@ -247,39 +246,39 @@ def test_site_has_every_page() -> None:
     assert missing == []
 
 
-class TestSite:
-    """The script that builds the site."""
+@pytest.mark.parametrize(
+    ("page", "link", "expected"),
+    [
+        ("dataloader.md", "../examples/train_ddp.py", "repository/examples/train_ddp.py"),
+        ("engines/README.md", "../../examples/mpi", "../repository/examples/mpi/README.md"),
+        ("repository/examples/README.md", "../docs/exec.md#what", "../../exec.md#what"),
+        ("exec.md", "results/exec-cpu.txt", "results/exec-cpu.txt"),
+        ("index.md", "docs/exec.md#what", "exec.md#what"),
+    ],
+)
+def test_links_out_of_docs_lead_to_copies(page: str, link: str, expected: str) -> None:
+    """A link to a file outside docs/ leads to its copy in the site; links inside docs/ are not changed."""
+    assert docs_site.relinked(f"[a]({link})", page) == f"[a]({expected})"
 
-    @pytest.mark.parametrize(
-        ("page", "link", "expected"),
-        [
-            ("dataloader.md", "../examples/train_ddp.py", "repository/examples/train_ddp.py"),
-            ("engines/README.md", "../../examples/mpi", "../repository/examples/mpi/README.md"),
-            ("repository/examples/README.md", "../docs/exec.md#what", "../../exec.md#what"),
-            ("exec.md", "results/exec-cpu.txt", "results/exec-cpu.txt"),
-            ("index.md", "docs/exec.md#what", "exec.md#what"),
-        ],
-    )
-    def test_links_out_of_docs_lead_to_copies(self, page: str, link: str, expected: str) -> None:
-        """A link to a file outside docs/ leads to its copy in the site; links inside docs/ are not changed."""
-        assert docs_site.relinked(f"[a]({link})", page) == f"[a]({expected})"
 
-    def test_code_stays(self) -> None:
-        """A code block is not changed."""
-        text = "```python\nx[0](../README.md)\n```"
-        assert docs_site.relinked(text, "a.md") == text
+def test_code_of_the_site_stays() -> None:
+    """A code block is not changed."""
+    text = "```python\nx[0](../README.md)\n```"
+    assert docs_site.relinked(text, "a.md") == text
 
-    def test_a_table_of_options(self) -> None:
-        """A table shows choices, bounds and code as the help has them, without a backslash that would be shown."""
-        rows = [("--bind [none|node]", "Bind to it [1<=x], or `a|b[0]`.\nNot *now*.")]
-        expected = r"| `--bind [none|node]` | Bind to it \[1&lt;=x\], or `a|b[0]`. Not \*now\*. |"
-        assert docs_site._table(rows).splitlines()[2:] == [expected]
 
-    @pytest.mark.parametrize("page", [README, DOCS / "quick-start.md"], ids=name_of)
-    def test_first_examples_are_not_cut(self, page: Path) -> None:
-        """The first example of the first pages fits into a window of 1400 px, which has room for 100 characters."""
-        example = page.read_text().partition("```console\n")[2].partition("```")[0]
-        assert 0 < max(map(len, example.splitlines())) <= 100
+def test_a_table_of_options() -> None:
+    """A table shows choices, bounds and code as the help has them, without a backslash that would be shown."""
+    rows = [("--bind [none|node]", "Bind to it [1<=x], or `a|b[0]`.\nNot *now*.")]
+    expected = r"| `--bind [none|node]` | Bind to it \[1&lt;=x\], or `a|b[0]`. Not \*now\*. |"
+    assert docs_site._table(rows).splitlines()[2:] == [expected]
+
+
+@pytest.mark.parametrize("page", [README, DOCS / "quick-start.md"], ids=name_of)
+def test_first_examples_are_not_cut(page: Path) -> None:
+    """The first example of the first pages fits into a window of 1400 px, which has room for 100 characters."""
+    example = page.read_text().partition("```console\n")[2].partition("```")[0]
+    assert 0 < max(map(len, example.splitlines())) <= 100
 
 
 def _texts_of_the_code() -> str:

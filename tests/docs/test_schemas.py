@@ -15,40 +15,13 @@ import pytest
 from click.testing import CliRunner
 
 from numapin.errors import Stopped
-from tests.docs.seam import (
-    Applied,
-    Attached,
-    AttachedRank,
-    BenchAnswer,
-    BenchMachine,
-    Benchmark,
-    BenchReport,
-    BenchVerdict,
-    BoundProcess,
-    Case,
-    CpuSet,
-    EndedRank,
-    JobFailure,
-    NcclLibrary,
-    Peer,
-    ProcessPages,
-    RanksFailed,
-    Run,
-    analyze,
-    make_report,
-    numapin,
-    outcome_of,
-    read_trace,
-    summarize,
-)
+from tests.docs import seam
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.docs.seam import StepRatio, VariantResult
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
@@ -96,13 +69,11 @@ def documented(table: str, prefix: str = "") -> dict[str, str]:
         found |= {f"{prefix}{path}": f"object{or_null}" if link else kind for path in paths}
         if link:
             found |= documented(OBJECTS[kind], f"{prefix}{first}.")
-    return found if prefix else {parent: "object" for path in found for parent in parents_of(path)} | found
-
-
-def parents_of(path: str) -> list[str]:
-    """Return the objects that a field is in, which need no row of their own."""
-    names = path.split(".")
-    return [".".join(names[:end]) for end in range(1, len(names))]
+    if prefix:
+        return found
+    # The objects that a field is in need no row of their own.
+    around = {path[: dot.start()] for path in found for dot in re.finditer(r"\.", path)}
+    return dict.fromkeys(around, "object") | found
 
 
 def flattened(value: object, path: str = "") -> Iterator[tuple[str, object]]:
@@ -122,71 +93,64 @@ def flattened(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def output(*arguments: str) -> dict[str, Any]:
-    """Return the JSON output of a command."""
-    result = CliRunner().invoke(numapin, list(arguments))
+    result = CliRunner().invoke(seam.numapin, list(arguments))
     document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
 @pytest.fixture(scope="module")
-def machine_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a machine file that has every field."""
-    machine = json.loads(GOLDEN.read_text())["topology"]
+def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """Return documents of every schema, from commands or from the functions behind them."""
+    machine = json.loads(GOLDEN.read_text())["topology"]  # with the fields that it lacks
     machine["gpus"][0]["mig"] = [{"uuid": "MIG-1", "name": None}]
     machine["notes"] = ["a note"]
     machine["speeds"] = [{"cpus": "0", "highest_perf": 255, "capacity": 1024}]
     path = tmp_path_factory.mktemp("machine") / "machine.json"
     path.write_text(json.dumps(machine))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def documents(machine_file: str) -> dict[str, list[object]]:
-    """Return documents of every schema, from commands or from the functions behind them."""
+    of_file = ("--json", "--machine", str(path))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         pid = str(process.pid)
         observed = [output("verify", "--json", "--pid", pid), output("top", "--once", "--json", "--pid", pid)]
         process.kill()
-    applied = Applied(cpus=frozenset({0}), memory=None, nodes=frozenset(), shortfalls=("refused",)).to_json()
+    applied = seam.Applied(cpus=frozenset({0}), memory=None, nodes=frozenset(), shortfalls=("refused",)).to_json()
     report = observed[0] | {"ranks": [observed[0]["ranks"][0] | {"applied": applied}]}
-    nccl = NcclLibrary(library="/lib/libnccl.so.2", version="2.29.7", ignores_affinity=False).to_json()
+    nccl = seam.NcclLibrary(library="/lib/libnccl.so.2", version="2.29.7", ignores_affinity=False).to_json()
     report["ranks"].append({"observed": {"processes": [{"nccl": nccl}]}})
-    traced = read_trace(loop(copy=300, memory="Pageable").content(), source="x")
+    traced = seam.read_trace(loop(copy=300, memory="Pageable").content(), source="x")
     return {
-        "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
-        "numapin.plan/1": [
-            output("plan", "--json"),
-            output("plan", "--json", "--machine", machine_file),
-        ],
+        "numapin.topology/1": [output("topo", "--json"), output("topo", *of_file)],
+        "numapin.plan/1": [output("plan", "--json"), output("plan", *of_file)],
         "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}, _failed()],
         "numapin.top/1": [observed[1]],
         "numapin.attach/1": [_attached()],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],
         "numapin.compare/1": [_compared()],
-        "numapin.trace/1": [make_report([analyze(traced)], notes=["a note"]).to_json()],
+        "numapin.trace/1": [seam.make_report([seam.analyze(traced)], notes=["a note"]).to_json()],
     }
 
 
 def _attached() -> object:
     """Return the report on a process whose pages were moved, and on one of which the kernel reports none."""
-    pages = ProcessPages(
+    pages = seam.ProcessPages(
         policy="default", before={0: 2}, after={0: 1, 1: 1}, far_bytes=2, moved_bytes=1, stays={"shared": 1}
     )
-    process = BoundProcess(
+    process = seam.BoundProcess(
         pid=1,
         name="python",
         threads=1,
         changed=1,
         narrower=0,
         ended=0,
-        cpus_before=CpuSet({0}),
-        cpus=CpuSet({4}),
+        cpus_before=seam.CpuSet({0}),
+        cpus=seam.CpuSet({4}),
         pages=pages,
         shortfalls=("refused",),
     )
-    rank = AttachedRank(pid=1, gpu_source="--gpu", requested=PLANNED, processes=(process, replace(process, pages=None)))
-    return Attached(
+    rank = seam.AttachedRank(
+        pid=1, gpu_source="--gpu", requested=PLANNED, processes=(process, replace(process, pages=None))
+    )
+    return seam.Attached(
         dry_run=False, migrate=True, interrupted=False, undo=("taskset -acp 0 1",), warnings=("w",), ranks=(rank,)
     ).to_json()
 
@@ -195,30 +159,30 @@ def _failed() -> object:
     """Return the fields of a job that failed, and of one that was stopped."""
     given = {"pid": 1, "ended_s": 1.0, "error_file": "e"}
     ranks = (
-        EndedRank(local_rank=0, rank=0, exitcode=-9, was_ended=False, error=None, gpu=0, node=0, **given),  # type: ignore[arg-type]
-        EndedRank(local_rank=1, rank=1, exitcode=1, was_ended=True, error={"message": "x"}, logs=("l",), **given),  # type: ignore[arg-type]
+        seam.EndedRank(local_rank=0, rank=0, exitcode=-9, was_ended=False, error=None, gpu=0, node=0, **given),  # type: ignore[arg-type]
+        seam.EndedRank(local_rank=1, rank=1, exitcode=1, was_ended=True, error={"message": "x"}, logs=("l",), **given),  # type: ignore[arg-type]
     )
-    failure = JobFailure(program="train.py", host="node7", ranks=ranks)
-    return {**outcome_of(RanksFailed(failure)), **outcome_of(Stopped(signal.SIGTERM))}
+    failure = seam.JobFailure(program="train.py", host="node7", ranks=ranks)
+    return {**seam.outcome_of(seam.RanksFailed(failure)), **seam.outcome_of(Stopped(signal.SIGTERM))}
 
 
 def _compared() -> object:
     made = report_of({"torchrun-threads": [0.2, 0.3, 0.1], "numapin": [0.1, 0.2, 0.3]}, failed("torchrun", "why"))
     machine = _measured()["machine"]
-    doubtful = [ratio and replace(ratio, doubt="why", num_rounds_needed=9) for ratio in _ratios(made.variants[1])]
-    noted = replace(made.variants[1], notes=("a note",), ratio=doubtful[0], ratio_to_threads=doubtful[1])
+    variant = made.variants[1]
+    ratio, to_threads = (
+        found and replace(found, doubt="why", num_rounds_needed=9)
+        for found in (variant.ratio, variant.ratio_to_threads)
+    )
+    noted = replace(variant, notes=("a note",), ratio=ratio, ratio_to_threads=to_threads)
     return replace(made, machine=machine, notes=("a note",), variants=(*made.variants, noted)).to_json()
 
 
-def _ratios(variant: VariantResult) -> tuple[StepRatio | None, StepRatio | None]:
-    return variant.ratio, variant.ratio_to_threads
-
-
 def _measured() -> dict[str, Any]:
-    case = Case(name="a", about="b", peers=(Peer(name="p", specs=()),))
-    benchmark = Benchmark(name="x", module="y", cases=(case,))
-    runs = [Run(case="a", peer="p", repeat=0, figures={"s": 1.0}, details=({"k": 1},))]
-    machine = BenchMachine(
+    case = seam.Case(name="a", about="b", peers=(seam.Peer(name="p", specs=()),))
+    benchmark = seam.Benchmark(name="x", module="y", cases=(case,))
+    runs = [seam.Run(case="a", peer="p", repeat=0, figures={"s": 1.0}, details=({"k": 1},))]
+    machine = seam.BenchMachine(
         cpu=None,
         num_cpus=1,
         memory_bytes=1,
@@ -230,13 +194,13 @@ def _measured() -> dict[str, Any]:
         gpus=("g",),
         no_gpu=None,
     )
-    report = BenchReport(
+    report = seam.BenchReport(
         benchmark="x",
         command=("c",),
         machine=machine.to_json(),
         settings={},
-        cases=summarize(benchmark, runs),
-        verdict=BenchVerdict(answer=BenchAnswer.SAME, text="pin: no difference"),
+        cases=seam.summarize(benchmark, runs),
+        verdict=seam.BenchVerdict(answer=seam.BenchAnswer.SAME, text="pin: no difference"),
     )
     return report.to_json()
 
@@ -267,9 +231,6 @@ def test_fields_and_types(schema: str, documents: dict[str, list[object]]) -> No
         assert is_right, f"{path}: {value!r} is no {types[path]}"
         assert not isinstance(value, bool) or allowed[0] == "boolean", path
     unseen = {path for path in types if path not in seen and not path.endswith("[]")}
-    assert not unseen - _absent_here(schema)
-
-
-def _absent_here(schema: str) -> set[str]:
-    """Return fields that this machine cannot print."""
-    return {"ranks[].gpu.index", "ranks[].gpu.uuid", "ranks[].gpu.pci"} if schema == "numapin.top/1" else set()
+    # This machine cannot print a GPU's.
+    absent = {"ranks[].gpu.index", "ranks[].gpu.uuid", "ranks[].gpu.pci"} if schema == "numapin.top/1" else set()
+    assert unseen <= absent

@@ -7,6 +7,7 @@ host.
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
 import shutil
 import tempfile
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.engines.needs import find
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ CPUS: Final = 8
 GPUS: Final = 2
 """GPUs of each machine: fake device files, enough for Slurm to count them and to set CUDA_VISIBLE_DEVICES."""
 
+_SEARCHED: Final = f"{os.defpath}:/usr/sbin:/sbin"
 _CONFIGURATION: Final = """
 ClusterName=numapin
 SlurmctldHost={head.name}({head.address})
@@ -73,20 +74,21 @@ class Cluster:
     folder: Path
 
     def call(self, *command: str, folder: Path, **changes: str) -> Done:
-        """Run a command, such as srun, and return its result."""
         return self.head.call(*command, folder=folder, SLURM_CONF=str(self.folder / "slurm.conf"), **changes)
 
     def submit(self, script: str, *, folder: Path, **changes: str) -> str:
-        """Submit a script and return the job's id."""
         path = folder / "job.sh"
         path.write_text(script)
         done = self.call("sbatch", "--parsable", str(path), folder=folder, **changes)
         assert done.status == 0, done.err
         return done.out.strip()
 
+    def shown(self, job: str) -> str:
+        """Return what Slurm knows about a job, in one line."""
+        return self.call("scontrol", "show", "job", "--oneliner", job, folder=self.folder).out
+
     def state_of(self, job: str) -> str:
-        """Return a job's state, such as RUNNING."""
-        words = self.call("scontrol", "show", "job", "--oneliner", job, folder=self.folder).out.split()
+        words = self.shown(job).split()
         return next((word.partition("=")[2] for word in words if word.startswith("JobState=")), "")
 
     def ended(self, job: str, *, folder: Path) -> str:
@@ -97,13 +99,11 @@ class Cluster:
         return state.pop()
 
     def logs(self) -> str:
-        """Return the last lines of the daemons' logs."""
         paths = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in paths)
 
 
 def output_in(folder: Path) -> str:
-    """Return the jobs' output files in a folder."""
     return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.out")))
 
 
@@ -129,7 +129,8 @@ def _configure(folder: Path, machines: tuple[Machine, Machine]) -> None:
     (folder / "munge" / "key").touch(mode=0o600)
     (folder / "munge" / "key").write_bytes(secrets.token_bytes(128))
     names = ",".join(machine.name for machine in machines)
-    text = _CONFIGURATION.format(head=machines[0], user=_user(), folder=folder, names=names, cpus=CPUS, gpus=GPUS)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    text = _CONFIGURATION.format(head=machines[0], user=user, folder=folder, names=names, cpus=CPUS, gpus=GPUS)
     (folder / "slurm.conf").write_text(text)
     for number, device in zip(range(GPUS), ("/dev/null", "/dev/zero"), strict=True):
         (folder / f"nvidia{number}").symlink_to(device)
@@ -162,13 +163,12 @@ def _start(cluster: Cluster, machines: tuple[Machine, Machine]) -> None:
     assert wait_until(ready, limit_s=120), f"no two idle machines\n{cluster.logs()}"
 
 
+def find(program: str) -> str | None:
+    """Return a program's path. Daemons may not be on the user's PATH."""
+    return shutil.which(program) or shutil.which(program, path=_SEARCHED)
+
+
 def _program(name: str) -> str:
     path = find(name)
     assert path is not None
     return path
-
-
-def _user() -> str:
-    import pwd
-
-    return pwd.getpwuid(os.geteuid()).pw_name

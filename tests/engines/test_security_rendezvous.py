@@ -14,12 +14,13 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.engines.listening import Port, ports_of, tree
+from tests.engines.seam import proc
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script, torchs_store
 from tests.needs import needs_root
 from tests.waiting import wait_until
@@ -27,7 +28,8 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.xdist_group("rendezvous")  # so that jobs that several tests use are started once
+# A group, so that jobs that several tests use are started once.
+pytestmark = [pytest.mark.xdist_group("rendezvous"), pytest.mark.timeout(900)]
 
 ROOT = os.getuid() == 0
 JOINING = str(Path(__file__).parent / "joining.py")
@@ -35,6 +37,7 @@ ATTACKER = (sys.executable, str(Path(__file__).parents[1] / "integration" / "att
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 LIMIT_S = 240.0
 NOBODY = 65534  # the attacker
+LISTEN = "0A"  # in /proc/net/tcp
 
 MEETS = """
 import os, sys, time
@@ -68,6 +71,41 @@ dist.all_gather_object([None, None], "mine")
 QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=30"
 
 
+class Port(NamedTuple):
+    """A listening socket; `pid` is its first holder."""
+
+    pid: int
+    address: str
+    port: int
+
+
+def _tree(pid: int) -> list[int]:
+    return [pid, *proc.descendants(pid, proc.children_of())]
+
+
+def _ports_of(pid: int) -> list[Port]:
+    owners: dict[str, int] = {}
+    for member in _tree(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+            for entry in Path(f"/proc/{member}/fd").iterdir():
+                with suppress(FileNotFoundError):  # it has just closed the file
+                    owners.setdefault(os.readlink(entry), member)  # noqa: PTH115 - "socket:[1]" is no path
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            _, place, _, state, *_, inode = line.split()[:10]
+            holder = owners.get(f"socket:[{inode}]")
+            if state == LISTEN and holder is not None:
+                address, port = place.split(":")
+                # It consists of four-byte words in the host's byte order.
+                words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
+                shown = ip_address(b"".join(words))
+                if isinstance(shown, IPv6Address) and shown.ipv4_mapped:
+                    shown = shown.ipv4_mapped
+                found.append(Port(holder, str(shown), int(port, 16)))
+    return found
+
+
 class Job:
     """A job of two ranks that connect, report it, and wait until they may end."""
 
@@ -91,17 +129,14 @@ class Job:
 
     @property
     def master_port(self) -> int:
-        """Return the port of the ranks' store."""
         return int((self.folder / "port").read_text())
 
     def await_ready(self) -> None:
-        """Wait until both ranks have connected."""
         ready = wait_until(lambda: all((self.folder / f"ready.{n}").exists() for n in (0, 1)), limit_s=LIMIT_S)
         assert ready, self.err.read_text()
 
     def ports(self) -> list[Port]:
-        """Return the ports on which the job listens."""
-        return sorted({port for process in self.processes for port in ports_of(process.pid)})
+        return sorted({port for process in self.processes for port in _ports_of(process.pid)})
 
     def let_go(self) -> list[int]:
         """Let the ranks end; return the statuses of the launchers."""
@@ -120,10 +155,9 @@ class Job:
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
 
-def _free_port() -> int:
+def _free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
+        return str(found.getsockname()[1])
 
 
 @contextmanager
@@ -146,28 +180,25 @@ def job(
     if kind == "spawn":
         commands = [[sys.executable, path]]
     elif kind == "exec":
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": "2"}
         alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
         variables = [meeting | alone | {"RANK": str(rank)} for rank in range(2)]
         commands = [[*launcher, "exec", "--", sys.executable, path]] * 2
     else:
-        own = ["--quiet"] if launcher is NUMAPIN else []
-        port = _free_port()
-        several = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-        parts = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] for host in range(hosts)]
-        if is_fixed:
-            several = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-            parts = [["--node-rank", str(host)] for host in range(hosts)]
-        identity = ["--local-addr", "127.0.0.1"]
-        variables = [{"PET_RDZV_ID": secret} for _ in range(hosts)] if hosts > 1 else variables
-        meeting_place = [*several, *identity] if hosts > 1 else []
-        ranks = ["--nproc-per-node", str(2 // hosts)]
-        verb = [kind] if launcher is NUMAPIN else []
-        to = ["--output", str(folder / "trace")] if kind == "trace" else []
-        commands = [
-            [*launcher, *verb, *own, *to, *ranks, *meeting_place, *part, *options, path, str(folder)]
-            for part in (parts if hosts > 1 else [[]])
-        ]
+        words = [*launcher, *((kind, "--quiet") if launcher is NUMAPIN else ()), "--nproc-per-node", str(2 // hosts)]
+        if kind == "trace":
+            words += ["--output", str(folder / "trace")]
+        parts: list[list[str]] = [[]]
+        if hosts > 1:
+            variables = [{"PET_RDZV_ID": secret} for _ in range(hosts)]
+            words += ["--nnodes", "2", "--local-addr", "127.0.0.1"]
+            if is_fixed:
+                words += ["--master-addr", "127.0.0.1", "--master-port", _free_port()]
+                parts = [["--node-rank", str(host)] for host in range(hosts)]
+            else:
+                words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+                parts = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] for host in range(hosts)]
+        commands = [[*words, *part, *options, path, str(folder)] for part in parts]
     started = Job(folder, commands, variables, identity=secret)
     try:
         yield started
@@ -177,18 +208,16 @@ def job(
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """The outcome of an attack: the ports before it, the attacked ports with their stores' keys, and the statuses."""
+    """The outcome of an attack: the ports before it, the attacked ports with their stores' keys, and the statuses.
+
+    The folder of the job has `owned` or `owned.UID` if the attacker's pickle was read.
+    """
 
     job: Job
     places: str
     ports: list[Port]
     keys: list[list[str]]
     statuses: list[int]
-
-    @property
-    def marker(self) -> Path:
-        """Return the file that the attacker's pickle would create."""
-        return self.job.folder / "owned"
 
 
 def attack(port: int, marker: Path) -> list[str]:
@@ -198,6 +227,12 @@ def attack(port: int, marker: Path) -> list[str]:
     )
     keys: list[str] = json.loads(done.stdout)
     return keys
+
+
+def join(victim: Job, *, limit_s: int) -> None:
+    """Let another user try to take the place of a job's second rank, for so long."""
+    attacker = [sys.executable, JOINING, str(victim.master_port), str(victim.folder / "owned"), str(limit_s)]
+    subprocess.run(attacker, capture_output=True, timeout=LIMIT_S, check=False)
 
 
 @needs_root
@@ -211,93 +246,64 @@ def test_the_attack_works_against_torchrun(tmp_path: Path) -> None:
         assert wait_until(marker.exists, limit_s=LIMIT_S)
 
 
-def _rank_of(pid: int) -> str | None:
-    """Return the rank that a process is, if it is one."""
-    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(variable.split("=", 1) for variable in variables if "=" in variable).get("RANK")
-
-
 def _places(started: Job, *, kind: str = "run") -> str:
     """Return where a job listens, in the words of the documentation."""
     pids = set() if kind == "exec" else {process.pid for process in started.processes}
     for pid in [*pids] if kind == "trace" else []:  # the launcher is its child
         pids |= {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    return "; ".join(sorted({_place(port, pids, started.master_port) for port in started.ports()}))
-
-
-def _place(port: Port, launchers: set[int], master_port: int) -> str:
-    who = "launcher" if port.pid in launchers else "rank"
-    if port.port == master_port:
-        return f"{who}: ranks' store, {_where(port)}"
-    if port.pid in launchers:
-        return f"launcher: rendezvous, {_where(port)}"
-    return "rank: gloo, the address of the host's name"
+    found = set()
+    for port in started.ports():
+        who = "launcher" if port.pid in pids else "rank"
+        if port.port == started.master_port:
+            found.add(f"{who}: ranks' store, {_where(port)}")
+        elif port.pid in pids:
+            found.add(f"launcher: rendezvous, {_where(port)}")
+        else:
+            found.add("rank: gloo, the address of the host's name")
+    return "; ".join(sorted(found))
 
 
 def _where(port: Port) -> str:
     return "loopback" if port.address == "127.0.0.1" else "all addresses"
 
 
-@pytest.fixture(scope="module")
-def one_host(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
-    """Attack the launcher's port of a job on one host; without root, only record the ports."""
-    folder = tmp_path_factory.mktemp("one") / "job"
-    with job(folder, "run") as victim:
-        victim.await_ready()
-        places = _places(victim)
-        ports = [port for port in victim.ports() if port.pid == victim.processes[0].pid]
-        keys = [attack(port.port, folder / "owned") for port in ports] if ROOT else []
-        return Attacked(victim, places, ports, keys, victim.let_go())
-
-
-@pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
-    """Attack the launchers' ports of a job on two hosts; without root, only record the ports."""
-    folder = tmp_path_factory.mktemp("two") / "job"
-    with job(folder, "run", hosts=2) as victim:
+def _attacked(folder: Path, *, hosts: int) -> Iterator[Attacked]:
+    """Attack the launchers' ports of a job; without root, only record the ports."""
+    with job(folder, "run", hosts=hosts) as victim:
         victim.await_ready()
         places = _places(victim)
         pids = {process.pid for process in victim.processes}
         ports = [port for port in victim.ports() if port.pid in pids]
-        if not ROOT:
-            return Attacked(victim, places, ports, [], victim.let_go())
-        keys = [attack(port.port, folder / "owned") for port in ports]
-        return Attacked(victim, places, ports, keys, [process.wait(LIMIT_S) for process in victim.processes])
+        keys = [attack(port.port, folder / "owned") for port in ports] if ROOT else []
+        if ROOT and hosts == 1:
+            join(victim, limit_s=2)
+        ends_by_itself = ROOT and hosts > 1
+        statuses = [process.wait(LIMIT_S) for process in victim.processes] if ends_by_itself else victim.let_go()
+        yield Attacked(victim, places, ports, keys, statuses)
+
+
+@pytest.fixture(scope="module")
+def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    yield from _attacked(tmp_path_factory.mktemp("one") / "job", hosts=1)
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    yield from _attacked(tmp_path_factory.mktemp("two") / "job", hosts=2)
 
 
 @needs_root
 def test_one_host_is_closed_to_other_users(one_host: Attacked) -> None:
-    """On one host the launcher listens on one loopback port, which refuses another user; the job succeeds."""
+    """On one host the launcher listens on one loopback port, which refuses another user; the job succeeds.
+
+    So he cannot take the place of a rank either.
+    """
     (port,) = one_host.ports
     assert (port.address, port.port) == ("127.0.0.1", one_host.job.master_port)
     assert one_host.keys == [[]]
     assert f"the ranks' store refused a connection of user {NOBODY}" in one_host.job.err.read_text()
     assert one_host.statuses == [0], one_host.job.err.read_text()
-    assert not one_host.marker.exists()
-
-
-def _join(folder: Path, *options: str) -> Job:
-    """Start a job on one host whose second rank is late, and let another user try to take its place."""
-    folder.parent.chmod(0o755)
-    folder.mkdir()
-    command = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", *options, script(folder, LATE), str(folder)]
-    victim = Job(folder, [command], [{}], identity="")
-    assert wait_until((folder / "port").exists, limit_s=LIMIT_S), victim.err.read_text()
-    attacker = [sys.executable, JOINING, str(victim.master_port), str(folder / "owned")]
-    subprocess.run(attacker, capture_output=True, timeout=LIMIT_S, check=False)
-    return victim
-
-
-@needs_root
-def test_another_user_cannot_join(tmp_path: Path) -> None:
-    """He does not reach the ranks' store, so he cannot take the place of a rank that has not arrived."""
-    victim = _join(tmp_path / "job")
-    try:
-        assert f"the ranks' store refused a connection of user {NOBODY}" in victim.err.read_text()
-        assert victim.processes[0].poll() is None
-        assert not list(victim.folder.glob("owned*"))
-    finally:
-        victim.end()
+    assert not list(one_host.job.folder.glob("owned*"))
 
 
 @needs_root
@@ -306,9 +312,15 @@ def test_the_documented_danger_of_torchs_store(tmp_path: Path) -> None:
 
     If this test fails because torch has closed it, docs/security.md, SECURITY.md and docs/limits.md claim too much.
     """
-    victim = _join(tmp_path / "job", *torchs_store())
+    folder = tmp_path / "job"
+    tmp_path.chmod(0o755)
+    folder.mkdir()
+    options = ("--quiet", "--nproc-per-node", "2", *torchs_store())
+    victim = Job(folder, [[*NUMAPIN, "run", *options, script(folder, LATE), str(folder)]], [{}], identity="")
     try:
-        assert wait_until((victim.folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
+        assert wait_until((folder / "port").exists, limit_s=LIMIT_S), victim.err.read_text()
+        join(victim, limit_s=120)
+        assert wait_until((folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
     finally:
         victim.end()
 
@@ -320,7 +332,7 @@ def test_several_hosts_unpickle_nothing_that_is_not_signed(two_hosts: Attacked) 
     assert not any(two_hosts.job.identity in key for keys in two_hosts.keys for key in keys)
     assert two_hosts.statuses == [1, 1]
     assert "is not signed with this job's --rdzv-id" in two_hosts.job.err.read_text()
-    assert not two_hosts.marker.exists()
+    assert not list(two_hosts.job.folder.glob("owned*"))
     assert "warning: " not in two_hosts.job.err.read_text()  # a random id in the environment
 
 
@@ -334,7 +346,8 @@ def test_the_first_host_holds_the_ranks_port_also_if_ranks_may_restart(tmp_path:
         started.await_ready()
         first_port, places = started.master_port, _places(started)
         assert places.startswith("launcher: ranks' store, all addresses; launcher: rendezvous"), places
-        (rank,) = (pid for process in started.processes for pid in tree(process.pid) if _rank_of(pid) == "0")
+        pids = [pid for process in started.processes for pid in _tree(process.pid)]
+        (rank,) = (pid for pid in pids if b"RANK=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
         for ready in started.folder.glob("ready.*"):
             ready.unlink()
         os.kill(rank, signal.SIGKILL)

@@ -22,4 +22,4 @@ from numapin.topology.visible import apply_visibility
 from numapin.view.picture import lay_out, svg
 
 if TYPE_CHECKING:
-    from numapin.topology.readings import NvmlReading, Readings
+    from numapin.topology.readings import Readings

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin import Bind, Request, Topology, make_plan
@@ -26,7 +26,7 @@ from tests.property.seam import Mig, Pcie, build, nccl_nodes, read_hwloc, read_n
 from tests.property.trees import all_files, changed, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.property.seam import Readings
 
@@ -52,11 +52,7 @@ VARIABLES: Final = st.dictionaries(
     st.lists(SCRAPS | st.just("GPU-0000000000000009"), max_size=4).map(",".join),
     max_size=3,
 )
-FUZZ: Final = settings(
-    max_examples=int(os.environ.get("NUMAPIN_FUZZ_EXAMPLES", "120")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+FUZZ: Final = settings(max_examples=int(os.environ.get("NUMAPIN_FUZZ_EXAMPLES", "120")))
 
 
 @st.composite
@@ -97,7 +93,6 @@ def use(readings: Readings, environ: dict[str, str]) -> None:
 
 
 def parse_hwloc(text: str, *, source: str = "fuzz") -> Readings:
-    """Parse hwloc's XML."""
     return read_hwloc(xmlfile.parse(text, source=source))
 
 
@@ -106,12 +101,6 @@ def parse_nccl(text: str, *, source: str = "fuzz") -> Readings:
     root = xmlfile.parse(text, source=source)
     nccl_nodes(root)
     return read_nccl(root)
-
-
-@cache
-def described(name: str, kind: str) -> str:
-    """Return the file of another program that describes a machine."""
-    return describe(load(name), kind)
 
 
 @cache
@@ -127,7 +116,7 @@ def kinds_of_files(name: str) -> dict[str, list[str]]:
 @given(st.sampled_from(FILES), VARIABLES, st.data())
 def test_damaged_files_of_other_programs(file: tuple[str, str], environ: dict[str, str], data: st.DataObject) -> None:
     """The readers of hwloc's and NCCL's XML accept a damaged file or name it in an error."""
-    text = data.draw(damaged(described(*file), VALUES))
+    text = data.draw(damaged(describe(load(file[0]), file[1]), VALUES))
     with only_machine_file_errors():
         use(parse_hwloc(text) if file[1] == "hwloc" else parse_nccl(text), environ)
 
@@ -180,15 +169,13 @@ def test_topology_json_with_another_value(data: st.DataObject) -> None:
 @pytest.mark.parametrize("parse", [parse_hwloc, parse_nccl, Topology.from_json])
 @FUZZ
 @given(text=st.text(max_size=40))
-def test_any_text(parse: object, text: str) -> None:
+def test_any_text(parse: Callable[..., object], text: str) -> None:
     """Arbitrary text is refused by every parser."""
-    assert callable(parse)
     with pytest.raises(MachineFileError, match=r"^fuzz: "):
         parse(text, source="fuzz")
 
 
 def slots(value: object) -> Iterator[tuple[Any, Any]]:
-    """Yield every position in a document where another value could be."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         assert isinstance(value, dict | list)
         yield value, key

@@ -11,20 +11,19 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from numapin import Bind, Memory, Request, make_plan
-from numapin.errors import PlanError
+from numapin import Bind, Memory, Request
 from tests.machines.roots import NAMES, describe, load, nccl_xml, nvml_readings
 from tests.property.seam import PCI_ORDER, build, nccl_nodes, read_hwloc, read_sysfs, xmlfile
+from tests.property.test_plan import plan_or_none
 from tests.property.trees import all_files, changed, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numapin import Plan, Topology
-    from tests.property.seam import NvmlReading
 
 CPU: Final = r"sys/devices/system/cpu/cpu\d+"
 L3: Final = "L3 caches"
@@ -58,7 +57,6 @@ def test_every_fact_is_somewhere() -> None:
         assert any(files_of(name, pattern) for name in NAMES), fact
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_without_a_fact_a_plan_is_not_exact_or_does_not_depend_on_it(data: st.DataObject) -> None:
     """Of the files that a machine shows, some are missing: what stood on them is not exact."""
@@ -69,45 +67,32 @@ def test_without_a_fact_a_plan_is_not_exact_or_does_not_depend_on_it(data: st.Da
         some |= st.lists(st.sampled_from(folders), min_size=1, max_size=3)
     hidden = frozenset(data.draw(some))
     request = data.draw(REQUESTS)
-    before = planned(read(name), request)
+    before = plan_or_none(read(name), request)
     paths = (path for folder in hidden for path in files_of(name, FACTS[fact])[folder])
     with changed(name, dict.fromkeys(paths)):
-        after = planned(read(name, hidden=hidden), request)
+        after = plan_or_none(read(name, hidden=hidden), request)
     require_not_exact_or_same(before, after, request, fact)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(DESCRIBED), st.sampled_from(OF_HWLOC), REQUESTS)
 def test_without_objects_of_hwloc_a_plan_is_not_exact_or_the_same(name: str, fact: str, request: Request) -> None:
     """The same of hwloc's file, without all objects of a type or without an attribute."""
     text = describe(load(name), "hwloc")
-    before, after = planned(read_file(text), request), planned(read_file(without(text, fact)), request)
+    before, after = plan_or_none(read_file(text), request), plan_or_none(read_file(without(text, fact)), request)
     require_not_exact_or_same(before, after, request, fact)
 
 
 def require_not_exact_or_same(before: Plan | None, after: Plan | None, request: Request, fact: str) -> None:
-    """Fail if a plan claims to be exact and differs.
-
-    Exclusive cores are sorted by L3 if possible, which is not part of the request.
-    """
+    """Fail if a plan claims to be exact and gives ranks something else."""
+    # Exclusive cores are sorted by L3 if possible, which is not part of the request.
     sorts_only = fact == L3 and request.bind is not Bind.CORE_COMPLEX
     if before is None or after is None or sorts_only or not after.exact:
         return
-    assert bindings(after) == bindings(before)
-
-
-def bindings(plan: Plan) -> list[tuple[object, ...]]:
-    """Return what each rank gets; without a binding, its GPU makes no difference."""
-    gpus = (None if plan.bind is Bind.NONE else rank.gpu for rank in plan.ranks)
-    return [(r.cpus, r.nodes, r.memory, r.num_threads, gpu) for r, gpu in zip(plan.ranks, gpus, strict=True)]
-
-
-def planned(topology: Topology, request: Request) -> Plan | None:
-    """Return the plan, or None if the request cannot be met."""
-    try:
-        return make_plan(topology, request)
-    except PlanError:
-        return None
+    is_bound = request.bind is not Bind.NONE  # else a rank's GPU makes no difference
+    first, second = (
+        [(r.cpus, r.nodes, r.memory, r.num_threads, is_bound and r.gpu) for r in plan.ranks] for plan in (before, after)
+    )
+    assert first == second
 
 
 # --- machines without some of their files ----------------------------------------------------------------------------
@@ -115,7 +100,6 @@ def planned(topology: Topology, request: Request) -> Plan | None:
 
 @cache
 def files_of(name: str, pattern: str) -> dict[str, list[str]]:
-    """Return the files that a pattern fits, by folder."""
     found: dict[str, list[str]] = {}
     for path in all_files(name):
         match = re.fullmatch(pattern, path)
@@ -128,7 +112,9 @@ def read(name: str, *, hidden: Collection[str] = ()) -> Topology:
     """Read a machine. What NVML and NCCL's file say about the place of a hidden GPU is missing, too."""
     machine, lost = load(name), {folder.rpartition("/")[2] for folder in hidden}
     nvml, xml = nvml_readings(machine), nccl_xml(machine)
-    gpus = None if nvml.gpus is None else tuple(_unplaced(gpu) if gpu.pci in lost else gpu for gpu in nvml.gpus)
+    gpus = nvml.gpus and tuple(
+        replace(gpu, memory_nodes=None, cpus=None) if gpu.pci in lost else gpu for gpu in nvml.gpus
+    )
     nodes = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
     readings = read_sysfs(root_of(name), source=name)._replace(
         nvml=nvml._replace(gpus=gpus), nccl_nodes={pci: node for pci, node in nodes.items() if pci not in lost}
@@ -136,15 +122,10 @@ def read(name: str, *, hidden: Collection[str] = ()) -> Topology:
     return build(readings, environ=PCI_ORDER)
 
 
-def _unplaced(gpu: NvmlReading) -> NvmlReading:
-    return replace(gpu, memory_nodes=None, cpus=None)
-
-
 # --- hwloc's files without some of their objects ---------------------------------------------------------------------
 
 
 def read_file(text: str) -> Topology:
-    """Read hwloc's XML."""
     return build(read_hwloc(xmlfile.parse(text, source="file")), environ=PCI_ORDER)
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin import Bind, Request, make_plan
-from numapin.errors import PlanError
+from numapin import Bind, Request
 from tests.machines.grids import grid
 from tests.property.seam import CpuSet, CpuSpeed
+from tests.property.test_plan import plan_or_none
 
 if TYPE_CHECKING:
     from numapin import Core, Plan, RankPlan, Topology
 
-deterministic = settings(max_examples=200, deadline=None)
+several = settings(max_examples=200)
 FAST, SLOW = 200, 100
 
 
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn, bind: Bind) -> Case:
     topology = replace(machine, speeds=_speeds(machine, fast, by_capacity=draw(st.booleans())))
     few = draw(st.none() | st.integers(1, 6)) if bind is Bind.EXCLUSIVE else None
     request = Request(bind=bind, num_ranks=draw(st.none() | st.integers(1, 6)), cpus_per_rank=few)
-    return Case(topology, fast, request, _plan(topology, request))
+    return Case(topology, fast, request, plan_or_none(topology, request))
 
 
 def _speeds(machine: Topology, fast: frozenset[int], *, by_capacity: bool) -> tuple[CpuSpeed, ...]:
@@ -60,20 +60,12 @@ def _speeds(machine: Topology, fast: frozenset[int], *, by_capacity: bool) -> tu
     )
 
 
-def _plan(topology: Topology, request: Request) -> Plan | None:
-    try:
-        return make_plan(topology, request)
-    except PlanError:
-        return None
-
-
 def _nodes(case: Case) -> list[tuple[list[Core], list[RankPlan]]]:
     """Return the cores and the ranks of each node that has fast and slow cores, and ranks."""
-    assert case.plan is not None
     found = []
     for node in case.topology.cpu_nodes:
         cores = [core for core in case.topology.cores if core.node == node.id]
-        ranks = [rank for rank in case.plan.ranks if rank.node == node.id]
+        ranks = [rank for rank in (case.plan.ranks if case.plan else ()) if rank.node == node.id]
         if ranks and 0 < len({core.id for core in cores} & case.fast) < len(cores):
             found.append((cores, ranks))
     return found
@@ -83,12 +75,10 @@ def _cores(rank: RankPlan, cores: list[Core]) -> list[Core]:
     return [core for core in cores if core.cpus & rank.cpus]
 
 
-@deterministic
+@several
 @given(cases(Bind.EXCLUSIVE))
 def test_exclusive_ranks_share_fast_cores_evenly(case: Case) -> None:
     """Ranks of a node get as many cores and fast cores, within one, none twice; no fast core idles by a slow one."""
-    if case.plan is None:
-        return
     for cores, ranks in _nodes(case):
         own = [[core.id for core in _cores(rank, cores)] for rank in ranks]
         num_fast = [len(case.fast.intersection(ids)) for ids in own]
@@ -102,12 +92,10 @@ def test_exclusive_ranks_share_fast_cores_evenly(case: Case) -> None:
         assert not left & case.fast or case.fast.issuperset(taken)
 
 
-@deterministic
+@several
 @given(cases(Bind.CORE_COMPLEX))
 def test_l3_groups_are_dealt_evenly_or_not_by_speed(case: Case) -> None:
     """Ranks of a node get L3 groups with the same number of fast cores, the most there are, if these suffice."""
-    if case.plan is None:
-        return
     for cores, ranks in _nodes(case):
         num_fast = {l3: len({core.id for core in cores if core.l3 == l3} & case.fast) for l3 in {c.l3 for c in cores}}
         most_first = sorted(num_fast.values(), reverse=True)[: len(ranks)]
@@ -116,14 +104,14 @@ def test_l3_groups_are_dealt_evenly_or_not_by_speed(case: Case) -> None:
             assert sorted(set(own)) == sorted(set(most_first))
 
 
-@deterministic
+@several
 @given(cases(Bind.EXCLUSIVE) | cases(Bind.CORE_COMPLEX))
 def test_ratings_that_say_nothing_change_nothing(case: Case) -> None:
     """The plan is that of a machine without ratings if cores differ by a few percent."""
-    assert _plan(case.topology, case.request) == case.plan
-    without = _plan(replace(case.topology, speeds=()), case.request)
+    assert plan_or_none(case.topology, case.request) == case.plan
+    without = plan_or_none(replace(case.topology, speeds=()), case.request)
     speeds = tuple(
         replace(speed, highest_perf=(speed.highest_perf or speed.capacity or 0) // 50 + 200, capacity=None)
         for speed in case.topology.speeds
     )
-    assert _plan(replace(case.topology, speeds=speeds), case.request) == without
+    assert plan_or_none(replace(case.topology, speeds=speeds), case.request) == without

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import random as randoms
 
 _WORDS = [word.value for word in LinkKind]
-several = settings(max_examples=200, deadline=None)
+several = settings(max_examples=200)
 
 
 @st.composite
@@ -30,10 +30,7 @@ def machines(draw: st.DrawFn) -> Topology:
     nics, links = [], []
     for number in range(draw(st.integers(0, 6))):
         place = Nic(name="", pci=f"0000:{0x80 + number:02x}:00.0", node=draw(st.sampled_from([None, 0, 1])))
-        own = [
-            replace(place, name=f"mlx5_{number}", kind=NicKind.INFINIBAND),
-            replace(place, name=f"eth{number}"),
-        ]
+        own = [replace(place, name=f"mlx5_{number}", kind=NicKind.INFINIBAND), replace(place, name=f"eth{number}")]
         named = own[draw(st.integers(0, 1)) : draw(st.integers(1, 2))] or own[:1]
         nics += named
         for gpu in range(len(gpus)):

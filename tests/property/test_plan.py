@@ -1,20 +1,21 @@
-"""Properties of plans over generated machines and requests."""
+"""Properties of plans over generated machines and requests, and of their pictures."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import combinations
+from xml.etree import ElementTree as ET
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin import Bind, Memory, Plan, RankPlan, Request, Topology, make_plan
+from numapin import Bind, Link, Memory, Nic, Plan, RankPlan, Request, Topology, make_plan
 from numapin.errors import PlanError, UsageError
 from tests.machines.grids import grid
-from tests.property.seam import CpuSet, NodeKind
-
-deterministic = settings(max_examples=80, deadline=None)
+from tests.pictures import assert_drawn_once, problems
+from tests.property.seam import CpuSet, NodeKind, lay_out, svg
 
 
 @st.composite
@@ -48,7 +49,6 @@ def machines(draw: st.DrawFn) -> Topology:
 
 @st.composite
 def requests(draw: st.DrawFn, topology: Topology) -> Request:
-    """Draw a request of a user for this machine; not every request can be met."""
     bind = draw(st.sampled_from(Bind))
     few_cpus = st.frozensets(st.sampled_from(sorted(topology.cpus)), max_size=2).map(CpuSet)
     return Request(
@@ -75,35 +75,27 @@ def cases(draw: st.DrawFn) -> Case:
     """Draw a case; any exception of make_plan other than PlanError fails the calling test."""
     topology = draw(machines())
     request = draw(requests(topology))
-    return Case(topology, request, _plan_or_none(topology, request))
+    return Case(topology, request, plan_or_none(topology, request))
 
 
-def _plan_or_none(topology: Topology, request: Request) -> Plan | None:
+def plan_or_none(topology: Topology, request: Request) -> Plan | None:
     try:
         return make_plan(topology, request)
     except PlanError:
         return None
 
 
-def _bound(case: Case) -> list[RankPlan]:
+def _bound(case: Case, plan: Plan) -> list[RankPlan]:
     """Return the ranks that are bound to the pool of their node."""
-    assert case.plan is not None
-    bound = case.request.bind is not Bind.NONE
-    return [rank for rank in case.plan.ranks if bound and rank.node is not None]
+    return [rank for rank in plan.ranks if case.request.bind is not Bind.NONE and rank.node is not None]
 
 
-def _splits(request: Request) -> bool:
-    return request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
-
-
-def every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
+def every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case, plan: Plan) -> None:
     """Every rank has usable CPUs, a thread and a reason; without SMT, at most one CPU of each core."""
-    if case.plan is None:
-        return
     usable = case.topology.allowed.cpus - case.request.reserve_cpus
     num_gpus = len(case.topology.visible_gpus)
-    assert [r.local_rank for r in case.plan.ranks] == list(range(case.request.num_ranks or max(1, num_gpus)))
-    for rank in case.plan.ranks:
+    assert [r.local_rank for r in plan.ranks] == list(range(case.request.num_ranks or max(1, num_gpus)))
+    for rank in plan.ranks:
         assert rank.cpus
         assert rank.cpus <= usable
         assert rank.num_threads >= 1
@@ -113,8 +105,6 @@ def every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
 
 def no_plan_only_where_there_is_none(case: Case) -> None:
     """A request is refused only for lack of CPUs: fewer usable ones than a rank wants, or than exclusive ranks."""
-    if case.plan is not None:
-        return
     usable = case.topology.allowed.cpus - case.request.reserve_cpus
     num_ranks = case.request.num_ranks or max(1, len(case.topology.gpus))
     per_node = [
@@ -126,36 +116,32 @@ def no_plan_only_where_there_is_none(case: Case) -> None:
     assert wanted > num_usable or (case.request.bind is Bind.EXCLUSIVE and min(filter(None, per_node)) < num_ranks)
 
 
-def ranks_that_split_a_pool_share_no_core(case: Case) -> None:
+def ranks_that_split_a_pool_share_no_core(case: Case, plan: Plan) -> None:
     """Exclusive ranks share no core; with --cpus-per-rank a core is shared as a whole, with a note, or not at all."""
-    if case.plan is None or not _splits(case.request):
+    if case.request.bind is not Bind.EXCLUSIVE and case.request.cpus_per_rank is None:
         return
-    ranks = _bound(case)
+    ranks = _bound(case, plan)
     for core in case.topology.cores:
         users = [rank for rank in ranks if rank.cpus & core.cpus]
         assert len(users) <= 1 or case.request.bind is not Bind.EXCLUSIVE
         assert len(users) <= 1 or (len({rank.cpus for rank in users}) == 1 and not any(rank.exact for rank in users))
 
 
-def thread_counts_never_exceed_the_cores(case: Case) -> None:
+def thread_counts_never_exceed_the_cores(case: Case, plan: Plan) -> None:
     """Ranks on the same cores have no more threads than cores in total, unless there are more ranks than cores."""
-    if case.plan is None:
-        return
     core_of = {cpu: core.id for core in case.topology.cores for cpu in core.cpus}
     groups: dict[frozenset[int], list[RankPlan]] = {}
-    for rank in _bound(case):
+    for rank in _bound(case, plan):
         groups.setdefault(rank.cpus, []).append(rank)
     for cpus, ranks in groups.items():
         cores = {core_of[cpu] for cpu in cpus}
         assert sum(rank.num_threads for rank in ranks) <= max(len(cores), len(ranks))
 
 
-def bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
+def bound_ranks_are_at_home_or_say_why_not(case: Case, plan: Plan) -> None:
     """A rank's CPUs are on its node (for `socket`: its package), or all elsewhere, and then the plan is not exact."""
-    if case.plan is None:
-        return
     nodes = {node.id: node for node in case.topology.nodes}
-    for rank in _bound(case):
+    for rank in _bound(case, plan):
         assert rank.node is not None
         near = {rank.node}
         if case.request.bind is Bind.SOCKET:
@@ -164,25 +150,23 @@ def bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
         assert at_home or not rank.exact
 
 
-def ranks_of_a_socket_use_their_own_node_first(case: Case) -> None:
+def ranks_of_a_socket_use_their_own_node_first(case: Case, plan: Plan) -> None:
     """If there are enough cores, a rank uses its part of its own node's before those of the package's other nodes."""
-    if case.plan is None or case.request.bind is not Bind.SOCKET or case.request.cpus_per_rank is None:
+    if case.request.bind is not Bind.SOCKET or case.request.cpus_per_rank is None:
         return
     usable = case.topology.allowed.cpus - case.request.reserve_cpus
-    num_ranks_at = Counter(rank.node for rank in case.plan.ranks)
-    for rank in _bound(case):
+    num_ranks_at = Counter(rank.node for rank in plan.ranks)
+    for rank in _bound(case, plan):
         used = [core for core in case.topology.cores if core.cpus & rank.cpus]
         own = [core for core in case.topology.cores if core.node == rank.node and core.cpus & usable]
         part = min(len(used), len(own) // num_ranks_at[rank.node])
         assert sum(core.node == rank.node for core in used) >= part or " ranks share " in rank.reason
 
 
-def memory_is_allowed_host_memory(case: Case) -> None:
+def memory_is_allowed_host_memory(case: Case, plan: Plan) -> None:
     """The nodes of a policy are allowed and have memory and CPUs; a GPU's node is never among them."""
-    if case.plan is None:
-        return
     nodes = {node.id: node for node in case.topology.nodes}
-    for rank in case.plan.ranks:
+    for rank in plan.ranks:
         assert all(nodes[n].kind is NodeKind.CPU for n in rank.nodes)
         if rank.memory in (Memory.PREFERRED, Memory.BIND, Memory.INTERLEAVE):
             assert rank.nodes
@@ -190,7 +174,7 @@ def memory_is_allowed_host_memory(case: Case) -> None:
             assert all(nodes[n].memory_bytes for n in rank.nodes)
 
 
-@deterministic
+@settings(max_examples=80)
 @given(st.data())
 def test_renumbering_gpus_permutes_the_plan(data: st.DataObject) -> None:
     """New NVML and CUDA numbers move ranks to other GPUs, but a PCI address keeps its CPUs and nodes."""
@@ -204,7 +188,7 @@ def test_renumbering_gpus_permutes_the_plan(data: st.DataObject) -> None:
         for gpu, index, cuda in zip(topology.gpus, indices, order, strict=True)
     ]
     other = replace(topology, gpus=tuple(sorted(renumbered, key=lambda gpu: gpu.index)))
-    assert _by_address(_plan_or_none(other, request)) == _by_address(_plan_or_none(topology, request))
+    assert _by_address(plan_or_none(other, request)) == _by_address(plan_or_none(topology, request))
 
 
 def _by_address(plan: Plan | None) -> list[tuple[str | None, frozenset[int], frozenset[int], Memory, int, bool]] | None:
@@ -218,20 +202,17 @@ def plans_are_repeatable_and_go_to_json_and_back(case: Case) -> None:
     """The same input gives the same plan; topology and plan survive JSON; a saved machine gives the same plan."""
     saved = Topology.from_json(json.dumps(case.topology.to_json()))
     assert saved == case.topology
-    assert _plan_or_none(saved, case.request) == case.plan
+    assert plan_or_none(saved, case.request) == case.plan
     if case.plan is not None:
         assert Plan.from_json(json.dumps(case.plan.to_json())) == case.plan
 
 
-@deterministic
-@given(machines(), st.lists(st.text(max_size=12) | st.sampled_from(["0", "1", "GPU-00", "0000:10:00.0"]), max_size=3))
-def test_unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> None:
+def unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> None:
     """Any values of --gpus, --reserve-cpus and --memory give a plan, a UsageError or a PlanError."""
-    nodes = CpuSet({0, 7, 400})
     for request in (
         Request(gpus=tuple(gpus)),
         Request(reserve_cpus=CpuSet({0, 5000})),
-        Request(memory=Memory.BIND, memory_nodes=nodes),
+        Request(memory=Memory.BIND, memory_nodes=CpuSet({0, 7, 400})),
     ):
         try:
             plan = make_plan(topology, request)
@@ -242,21 +223,56 @@ def test_unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> 
             assert plan.ranks
 
 
-@settings(deterministic, max_examples=200)  # of each property
-@given(cases())
-def test_every_property(case: Case) -> None:
+@settings(max_examples=200)  # of each property
+@given(cases(), st.lists(st.text(max_size=12) | st.sampled_from(["0", "1", "GPU-00", "0000:10:00.0"]), max_size=3))
+def test_every_property(case: Case, gpus: list[str]) -> None:
     """Each plan has all the properties above: machines take longer to draw than to check."""
-    for holds in PROPERTIES:
-        holds(case)
+    if case.plan is None:
+        no_plan_only_where_there_is_none(case)
+    else:
+        for holds in PROPERTIES:
+            holds(case, case.plan)
+    plans_are_repeatable_and_go_to_json_and_back(case)
+    unknown_names_are_usage_errors(case.topology, gpus)
 
 
 PROPERTIES = (
     every_rank_gets_usable_cpus_a_thread_and_a_reason,
-    no_plan_only_where_there_is_none,
     ranks_that_split_a_pool_share_no_core,
     thread_counts_never_exceed_the_cores,
     bound_ranks_are_at_home_or_say_why_not,
     ranks_of_a_socket_use_their_own_node_first,
     memory_is_allowed_host_memory,
-    plans_are_repeatable_and_go_to_json_and_back,
 )
+
+
+NAMES = st.text(max_size=40)
+SWITCHES = st.sampled_from(["PIX", "PXB", "PHB", "NODE", "SYS"])
+OWN_LINKS = st.sampled_from(["NV12", "NV12", "NV4", "XGMI", "PIX", "SYS"])
+
+
+@settings(max_examples=60)
+@given(cases(), st.data())
+def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.DataObject) -> None:
+    """For any machine, names and plan, each CPU, core, GPU and NIC is exactly one box, and no boxes overlap."""
+    nodes = [None, *(node.id for node in case.topology.nodes)]
+    nics = tuple(
+        Nic(name=name, node=data.draw(st.sampled_from(nodes))) for name in data.draw(st.lists(NAMES, max_size=3))
+    )
+    topology = replace(
+        case.topology,
+        host=data.draw(NAMES),
+        gpus=tuple(replace(gpu, name=data.draw(NAMES)) for gpu in case.topology.gpus),
+        nics=nics,
+        links=(
+            *(Link(a="gpu0", b=nic.name, kind=data.draw(NAMES | SWITCHES)) for nic in nics),
+            *(
+                Link(a=a.label, b=b.label, kind=data.draw(OWN_LINKS))
+                for a, b in combinations(case.topology.gpus[:6], 2)
+            ),
+        ),
+    )
+    picture = lay_out(topology, case.plan)
+    assert problems(picture) == []
+    assert_drawn_once(picture, topology)
+    ET.fromstring(svg(topology, case.plan))  # noqa: S314 - ours

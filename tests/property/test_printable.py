@@ -45,7 +45,7 @@ def test_json_has_the_same_value_in_visible_characters(value: object) -> None:
     assert json_text({"é": "名🜁"}) == '{\n "é": "名🜁"\n}\n'
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(WORDS)
 def test_a_shell_gives_the_same_words_back(words: list[str]) -> None:
     """Bash parses the line into the original words, in UTF-8 and in the C locale; every character is visible."""

@@ -20,7 +20,6 @@ IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - thousands of small files
 
 @cache
 def root_of(name: str) -> Path:
-    """Write a machine's tree."""
     folder = Path(mkdtemp(prefix="numapin-trees-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
     atexit.register(shutil.rmtree, folder)
     return write_root(load(name), folder)

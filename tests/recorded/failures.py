@@ -18,7 +18,6 @@ class End:
 
 
 def ended(rank: int = 0, exitcode: int = 1, *, text: str = "", trace: str = "", **changes: Any) -> EndedRank:
-    """Return the end of a rank, with what it recorded."""
     error = {"message": {"message": text, "extraInfo": {"py_callstack": trace}}} if text or trace else None
     given = {
         "local_rank": rank,
@@ -31,7 +30,6 @@ def ended(rank: int = 0, exitcode: int = 1, *, text: str = "", trace: str = "", 
 
 
 def block(*ranks: EndedRank, file: str = "/run/failure.txt", **facts: Any) -> list[str]:
-    """Return the block, as it is printed."""
     given = {"program": "train.py", "host": "node7", **facts}
     first, *rest = failure_block(JobFailure(ranks=ranks, **given), file=file)
     return [f"numapin: error: {first}", *rest]

@@ -48,19 +48,10 @@ class Screens:
             "LANG": "C.UTF-8",
             "PYTHONUTF8": "1",
         }
-        self._forker = Forker(self._environ, _IMPORTED)
-
-    def close(self) -> None:
-        """End the process."""
-        self._forker.close()
+        self.forker = Forker(self._environ, _IMPORTED)
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file for the commands."""
         (self.folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-    def files(self) -> set[str]:
-        """Return the names of the files that commands may have written."""
-        return {path.name for path in self.folder.iterdir()}
 
     def run(self, words: Sequence[str]) -> tuple[int, str, str]:
         """Run a command, and return its status, stdout and stderr. Both are terminals."""
@@ -68,7 +59,7 @@ class Screens:
             module="numapin", arguments=words, environ=self._environ, cwd=str(self.folder), new_session=True
         )
         (out, out_end), (err, err_end) = _terminal(), _terminal()
-        process = self._forker.start(command, out=out_end, err=err_end)
+        process = self.forker.start(command, out=out_end, err=err_end)
         os.close(out_end)
         os.close(err_end)
         shown, complained = map(self._settled, _read((out, err)))

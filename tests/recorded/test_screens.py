@@ -2,18 +2,22 @@
 
 machines/NAME.txt has the commands that show a machine, lines.txt their other options, help.txt all help pages,
 errors.txt wrong command lines, doctor.txt findings, jobs.txt job scripts, jobs-refused.txt wrong ones, failures.txt how
-failed jobs end. JSON of a machine is in tests/machines/golden.
+failed jobs end. JSON of a machine is in tests/machines/golden. To record another option or wrong command line, add its
+line, which begins with `===`, to lines.txt or errors.txt.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 
+from numapin import Link, Nic, Topology
 from tests.doctor.cases import CASES as DOCTOR
 from tests.doctor.cases import finding_of
 from tests.doctor.given import machine
@@ -21,11 +25,11 @@ from tests.jobs.cases import CASES as JOBS
 from tests.jobs.cases import MACHINES as JOB_MACHINES
 from tests.jobs.cases import REFUSED as REFUSED_JOBS
 from tests.machines.compact import compact
+from tests.machines.grids import grid
 from tests.machines.roots import HERE as MACHINES
 from tests.machines.roots import NAMES, describe, load
-from tests.recorded.errors import FILES, WRONG
+from tests.pictures import golden_machine, many_nics, snc4
 from tests.recorded.failures import ENDS, block
-from tests.recorded.made import MADE
 from tests.recorded.screens import HERE, Screens, compare
 from tests.recorded.seam import numapin as commands
 
@@ -37,37 +41,85 @@ EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
 HAS = "sockets=2,nodes=4,gpus=3,nics=0"
 """What the captured machine of the doctor's report has."""
 BINDS = ("node", "socket", "exclusive", "core-complex")
-LINES = (
-    "topo --machine example:",
-    "topo --machine example:dgx-a100 --plan",
-    "topo --machine example:dgx-a100 --plan two.json",
-    "topo --machine no-nic.json --plan two.json",
-    "plan --machine no-nic.json --nic-env ucx",
-    "plan --machine no-nic.json --nic-env ucx --json",
-    "plan --machine no-nic.json --nic-env ucx --strict",
-    "plan --machine 1pkg-4node-smt2-8amd.xml --strict",
-    "plan --machine 2pkg-2node-smt2-8gpu-a100.xml --strict",
-    "plan --machine 3node-memory-first-2gpu.xml --strict",
-    "help topo",
-)
+FILES: dict[str, str | bytes] = {
+    "train.py": "print('trained')\n",
+    "empty.json": "",
+    "cut.json": '{"schema": "numapin.topology/1", "host"',
+    "other.json": '{"schema": "numapin.other/1"}',
+    "cut.xml": '<?xml version="1.0"?>\n<topology version="2.0">\n<object',
+    "old.xml": '<topology><object type="Machine"/></topology>',
+    "plan.json": '{"schema": "numapin.plan/1", "ranks": 3}',
+    "trace.json": '{"traceEvents": []}',
+    "element.json": (
+        '{"schema":"numapin.topology/1","host":null,"source":"x","packages":[{"id":-1}],'
+        '"allowed":{"cpus":"0","nodes":"0"}}'
+    ),
+    "cut-nccl.xml": '<system version="1">\n<cpu numaid="0"',
+    "binary": b"\x89PNG\r\n\x1a\n\xff",
+}
+"""The files that wrong command lines name."""
 DESCRIBED = {"1pkg-4node-smt2-8amd": "hwloc", "2pkg-2node-smt2-8gpu-a100": "nccl", "3node-memory-first-2gpu": "hwloc"}
 SHOWN = ("topo", "topo --format matrix", *(f"plan --bind {bind}" for bind in BINDS))
 
 
+_SNC4 = snc4()
+_GPU_MEMORY = golden_machine("2pkg-34node-gpumem-4gpu")
+_NCCL = golden_machine("2pkg-2node-8gpu-4nic.nccl")
+
+
+def _linked(*kinds: str) -> Topology:
+    """Return a machine whose GPU 0 has these links to GPU 1, 2 and so on, and no other link is known."""
+    links = tuple(Link(a="gpu0", b=f"gpu{n}", kind=kind) for n, kind in enumerate(kinds, 1))
+    return replace(grid(gpus=[0] * (len(kinds) + 1)), links=links)
+
+
+MADE = {
+    "l3-over-nodes": _SNC4,
+    "l3-over-packages": replace(_SNC4, cores=tuple(replace(core, l3=0) for core in _SNC4.cores)),
+    "two-l3": grid(l3=2),
+    "one-empty-node": grid(nodes=2, memory_nodes=[2], memoryless=[2]),
+    "gpu-memory-of-unknown-gpus": replace(
+        _GPU_MEMORY,
+        gpus=tuple(replace(gpu, memory_node=2 if gpu.index < 2 else None) for gpu in _GPU_MEMORY.gpus),
+    ),
+    "many-nics": many_nics(),
+    "gpus-without-address": replace(
+        grid(gpus=[0] * 13), gpus=tuple(replace(gpu, pci=None) for gpu in grid(gpus=[0] * 13).gpus)
+    ),
+    "facts-that-differ": replace(
+        _NCCL,
+        gpus=(
+            replace(_NCCL.gpus[0], name="NVIDIA B200", cuda_index=None, visible=False, node=None, node_source=None),
+            *_NCCL.gpus[1:],
+        ),
+        nics=(Nic(name="a", node=0, rate_gbit_s=400.0), Nic(name="b", node=0, is_up=False)),
+    ),
+    "l3-over-some-nodes": replace(_SNC4, cores=(replace(_SNC4.cores[0], l3=None), *_SNC4.cores[1:])),
+    "a-long-name": replace(grid(gpus=[0]), nics=(Nic(name="a_very_long_name_of_a_network_device_" * 3, node=0),)),
+    "links": _linked("NV12", "NV", "XGMI4", "XGMI", "XELINK", "PIX", "PXB", "PHB", "NODE", "SYS"),
+}
+"""Machines with facts that no machine of tests/machines has."""
+
+
 @pytest.fixture(scope="session")
 def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screens]:
-    """Give terminals for commands."""
     found = Screens(tmp_path_factory.mktemp("screens"))
     yield found
-    found.close()
+    found.forker.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_machine(name: str, screens: Screens) -> None:
-    """A machine's tree, matrix and plans are the recorded ones, and its JSON is the golden one."""
+    """A machine's tree, matrix and plans are the recorded ones."""
+    screens.write("machine.json", json.dumps(_golden(name)["topology"]))
+    compare(_recorded(screens, "machine.json"), f"machines/{name}.txt")
+
+
+@pytest.mark.parametrize("name", ["1pkg-nonode-2cpu", "2node-nics-of-all-kinds-2gpu", "2pkg-8node-gpumem-smt4-6gpu"])
+def test_json(name: str, screens: Screens) -> None:
+    """The JSON of a machine and of its plans is the golden one, which test_golden.py has for every machine."""
     golden = _golden(name)
     screens.write("machine.json", json.dumps(golden["topology"]))
-    compare(_recorded(screens, "machine.json"), f"machines/{name}.txt")
     texts = [screens.run([*command.split(), "--json", "--machine", "machine.json"])[1] for command in SHOWN[2:6]]
     assert [json.loads(text) for text in texts] == [saved["plan"] for saved in golden["plans"][:4]]
     assert json.loads(screens.run(["topo", "--json", "--machine", "machine.json"])[1]) == golden["topology"]
@@ -95,6 +147,13 @@ def _golden(name: str) -> dict[str, Any]:
 
 def _recorded(screens: Screens, machine: str) -> str:
     return "".join(screens.record([*command.split(), "--machine", machine]) for command in SHOWN)
+
+
+def _again(screens: Screens, name: str) -> str:
+    """Run the command lines of a recorded file, and return what they show now."""
+    lines = re.findall(r"^=== numapin (.*)$", (HERE / name).read_text(), re.MULTILINE)
+    assert lines
+    return "".join(screens.record(shlex.split(line)) for line in lines)
 
 
 def test_every_record_belongs_to_a_machine() -> None:
@@ -126,16 +185,16 @@ def test_lines(screens: Screens) -> None:
         screens.write(f"{name}.xml", describe(load(name), kind))
     two = ["plan", "--json", "--machine", "example:dgx-a100", "--nproc-per-node", "2", "--bind", "exclusive"]
     screens.write("two.json", screens.run(two)[1])
-    compare("".join(screens.record(line.split()) for line in LINES), "lines.txt")
+    compare(_again(screens, "lines.txt"), "lines.txt")
 
 
 def test_errors(screens: Screens) -> None:
     """Each wrong command line ends with the recorded message, hint and status, and writes no file."""
     for name, content in FILES.items():
         screens.write(name, content)
-    before = screens.files()
-    compare("".join(screens.record(shlex.split(line)) for line in WRONG), "errors.txt")
-    assert screens.files() == before
+    before = set(screens.folder.iterdir())
+    compare(_again(screens, "errors.txt"), "errors.txt")
+    assert set(screens.folder.iterdir()) == before
 
 
 def test_jobs(screens: Screens) -> None:
@@ -145,14 +204,14 @@ def test_jobs(screens: Screens) -> None:
         screens.write(files[name], json.dumps(_golden(golden)["topology"]))
     lines = [shlex.split(f"job {line.format(**files)}") for line in JOBS.values()]
     compare("".join(screens.record(line) for line in lines), "jobs.txt")
-    before = screens.files()
+    before = set(screens.folder.iterdir())
     wrong = [
         shlex.split(f"job {line.format(**files)} {options} --output job.out")
         for line, each in REFUSED_JOBS.items()
         for options in each
     ]
     compare("".join(screens.record([*line, "train.py"]) for line in wrong), "jobs-refused.txt")
-    assert screens.files() == before
+    assert set(screens.folder.iterdir()) == before
 
 
 def test_doctor(screens: Screens, tmp_path: Path) -> None:

@@ -74,8 +74,13 @@ def numapin(*arguments: str, refuse_policy: bool = False) -> dict[str, Any]:
     return result
 
 
+def verify(path: Path, *options: str) -> None:
+    """Write the result of `numapin verify --json`, with its report decoded."""
+    done = numapin("verify", "--json", *options)
+    path.write_text(json.dumps({**done, "report": json.loads(done["stdout"]) if done["stdout"] else None}))
+
+
 def answer(connection: socket.socket) -> NoReturn:
-    """Run one command that a probe asks for, and send its result."""
     job = json.loads(read_all(connection))
     folder = Path(tempfile.mkdtemp())
     pid = os.fork()
@@ -89,7 +94,6 @@ def answer(connection: socket.socket) -> NoReturn:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return everything that the other end sends."""
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
@@ -115,7 +119,6 @@ def become(job: dict[str, Any], folder: Path) -> NoReturn:
 
 
 def run_as_main(module: str) -> int:
-    """Run a module as the main program; return its exit status."""
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as left:

@@ -18,8 +18,9 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tests.vm.agent import numapin
 from tests.vm.seam import address_of, numa, proc
@@ -45,10 +46,13 @@ class _Span(ctypes.Structure):
 
 def work() -> None:
     """Make memory of each kind on node 0, report where it is, and start threads until stdin is closed."""
-    regions = {name: _mapped(name, size * MIB) for name, size in SIZES_MIB.items()}
+    kinds = {name: mmap.MAP_SHARED if name == "shared" else mmap.MAP_PRIVATE for name in SIZES_MIB}
+    regions = {name: mmap.mmap(-1, size * MIB, mmap.MAP_ANONYMOUS | kinds[name]) for name, size in SIZES_MIB.items()}
     places = {name: address_of(region) for name, region in regions.items()}
     child = _child(regions["shared"])
-    _prepare(places)
+    numa.bind_pages(places["placed"], SIZES_MIB["placed"] * MIB, numa.MPOL_BIND, (0,))  # a policy of its own
+    size = ctypes.c_size_t(SIZES_MIB["huge"] * MIB)
+    _check(_LIBC.madvise(ctypes.c_void_p(places["huge"]), size, _MADV_HUGEPAGE))
     for region in regions.values():
         for offset in range(0, len(region), mmap.PAGESIZE):
             region[offset] = 1
@@ -64,18 +68,6 @@ def work() -> None:
     sys.stdin.read()
     end.set()
     os.close(ring)
-
-
-def _mapped(name: str, size: int) -> mmap.mmap:
-    flags = mmap.MAP_SHARED if name == "shared" else mmap.MAP_PRIVATE
-    return mmap.mmap(-1, size, flags=flags | mmap.MAP_ANONYMOUS)
-
-
-def _prepare(places: dict[str, int]) -> None:
-    """Choose huge pages for one region, and a policy of its own for another."""
-    numa.bind_pages(places["placed"], SIZES_MIB["placed"] * MIB, numa.MPOL_BIND, (0,))
-    size = ctypes.c_size_t(SIZES_MIB["huge"] * MIB)
-    _check(_LIBC.madvise(ctypes.c_void_p(places["huge"]), size, _MADV_HUGEPAGE))
 
 
 def _child(shared: mmap.mmap) -> int:
@@ -103,7 +95,6 @@ def _pin(address: int, size: int) -> int:
 
 
 def _start_others(end: threading.Event) -> None:
-    """Start a short thread again and again."""
     while not end.wait(0.5):
         threading.Thread(target=end.wait, args=(1.0,)).start()
 
@@ -121,19 +112,14 @@ def main() -> None:
     """Attach to a rank, to a process that only the driver knows, in cpusets, and without permission."""
     balancing = BALANCING.read_text()
     BALANCING.write_text("0")
-    try:
-        _look_at_all()
-    finally:
-        BALANCING.write_text(balancing)
-
-
-def _look_at_all() -> None:
     with _worker("rank", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
         look("dry", "--dry-run", "--migrate")
         look("bound")
         look("moved", "--migrate", "--strict")
     with _worker("computing") as look:
-        _let_driver_see(look.pid)
+        driver = OUT / "computing.nvml"  # which says that the process computes on the second GPU
+        driver.write_text(f"{Path(os.environ['FAKE_NVML_DATA']).read_text()}process {look.pid}\n")
+        os.environ["FAKE_NVML_DATA"] = str(driver)
         look("refused", "--migrate", "--strict", refuse_policy=True)
         look("computing")
     with _worker("part", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
@@ -142,57 +128,47 @@ def _look_at_all() -> None:
     with _worker("outside", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
         _enter_cpuset("attach-outside", look.pid, cpus="0-3", nodes="0")
         look("outside", "--strict")
-
-
-class _Look:
-    """Runs `numapin attach` on a process, and writes its output and the kernel's report."""
-
-    def __init__(self, pid: int, told: dict[str, Any]) -> None:
-        self.pid, self._told = pid, told
-
-    def __call__(self, name: str, *options: str, refuse_policy: bool = False) -> None:
-        """Attach, and write NAME.json."""
-        done = numapin("attach", "--pid", str(self.pid), "--json", *options, refuse_policy=refuse_policy)
-        found = {
-            "status": done["status"],
-            "report": json.loads(done["stdout"]) if done["stdout"] else None,
-            "stderr": done["stderr"],
-            "cpus": {
-                pid: sorted({str(cpus) for cpus in proc.thread_cpus(pid)}) for pid in (self.pid, self._told["child"])
-            },
-            "pages": {region: self._nodes(region) for region in SIZES_MIB},
-        }
-        (OUT / f"{name}.json").write_text(json.dumps(found))
-
-    def _nodes(self, region: str) -> dict[str, int]:
-        """Return the number of pages of a region on each node, as move_pages reports them."""
-        start = self._told["places"][region]
-        found = numa.nodes_of_pages(range(start, start + SIZES_MIB[region] * MIB, mmap.PAGESIZE), pid=self.pid)
-        return {str(node): found.count(node) for node in sorted(set(found))}
+    BALANCING.write_text(balancing)  # for the jobs that follow
 
 
 @contextmanager
 def _worker(name: str, **variables: str) -> Iterator[_Look]:
     pipe = subprocess.PIPE
     command = ["taskset", "-c", "0", sys.executable, __file__, "work"]
-    errors = (OUT / f"{name}.stderr").open("w")
+    environ = {**os.environ, **variables}
     with (
-        errors,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env={**os.environ, **variables}) as process,
+        (OUT / f"{name}.stderr").open("w") as errors,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env=environ) as process,
     ):
         assert process.stdout
         told = json.loads(process.stdout.readline())
-        yield _Look(process.pid, told)
+        yield _Look(process.pid, **told)
         assert process.stdin
         process.stdin.close()
 
 
-def _let_driver_see(pid: int) -> None:
-    """Make the fake NVML report that the process computes on the second GPU."""
-    data = Path(os.environ["FAKE_NVML_DATA"]).read_text()
-    path = OUT / "computing.nvml"
-    path.write_text(f"{data}process {pid}\n")
-    os.environ["FAKE_NVML_DATA"] = str(path)
+@dataclass(frozen=True)
+class _Look:
+    """Runs `numapin attach` on a process, and writes NAME.json with its output and the kernel's report."""
+
+    pid: int
+    places: dict[str, int]
+    child: int
+
+    def __call__(self, name: str, *options: str, refuse_policy: bool = False) -> None:
+        done = numapin("attach", "--pid", str(self.pid), "--json", *options, refuse_policy=refuse_policy)
+        pages = {}  # of each region, the number of pages on each node, as move_pages reports them
+        for region, start in self.places.items():
+            found = numa.nodes_of_pages(range(start, start + SIZES_MIB[region] * MIB, mmap.PAGESIZE), pid=self.pid)
+            pages[region] = {str(node): found.count(node) for node in sorted(set(found))}
+        report = {
+            "status": done["status"],
+            "report": json.loads(done["stdout"]) if done["stdout"] else None,
+            "stderr": done["stderr"],
+            "cpus": {pid: sorted({str(cpus) for cpus in proc.thread_cpus(pid)}) for pid in (self.pid, self.child)},
+            "pages": pages,
+        }
+        (OUT / f"{name}.json").write_text(json.dumps(report))
 
 
 def _enter_cpuset(name: str, pid: int, *, cpus: str, nodes: str) -> None:

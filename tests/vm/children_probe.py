@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import multiprocessing as mp
 import os
 import subprocess
@@ -28,11 +27,10 @@ BEFORE_BYTES: Final = 24 << 20
 
 
 def main() -> None:
-    """Play every scene, one after the other."""
     os.sched_setaffinity(0, {0})
     for way in WAYS:
         _workers(way)
-    _engine()
+    _alone("engine", run_engine)
     _told_by_environment()
     _alone("both", _take_both)
     _alone("follower", _with_followers)
@@ -40,21 +38,17 @@ def main() -> None:
 
 
 def write(name: str, **more: object) -> None:
-    """Write what the kernel reports about this process."""
-    path = OUT / f"{name}.json"
-    path.with_suffix(".new").write_text(
-        json.dumps(
-            {
-                "pid": os.getpid(),
-                "threads": probe._threads(),
-                "policy": probe._policy(),
-                "pages": _placed(),
-                "binding": os.environ.get("NUMAPIN_BINDING"),
-                **more,
-            }
-        )
-    )
-    path.with_suffix(".new").rename(path)
+    told = {
+        "pid": os.getpid(),
+        "threads": probe._threads(),
+        "policy": probe._policy(),
+        "pages": _placed(),
+        "binding": os.environ.get("NUMAPIN_BINDING"),
+        **more,
+    }
+    new = OUT / f"{name}.new"
+    new.write_text(json.dumps(told))
+    new.rename(OUT / f"{name}.json")
 
 
 def _placed() -> object:
@@ -63,17 +57,9 @@ def _placed() -> object:
     From numa_maps: move_pages does not find pages that the kernel's NUMA balancing looks at, as in threads without a
     policy.
     """
-    mapping = probe._touched_mapping()
+    mapping = probe.touched(probe.MAPPING_BYTES)
     found = probe._numa_maps(f"{ctypes.addressof(ctypes.c_char.from_buffer(mapping)):x}")
     return found and found["pages"]
-
-
-def _allocated() -> mmap.mmap:
-    """Touch memory before this process is bound."""
-    mapping = mmap.mmap(-1, BEFORE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for offset in range(0, BEFORE_BYTES, mmap.PAGESIZE):
-        mapping[offset] = 1
-    return mapping
 
 
 # --- multiprocessing, in its three ways ------------------------------------------------------------------------------
@@ -89,7 +75,9 @@ def _workers(way: str) -> None:
     for _ in workers:
         ready.acquire()
     if way == "spawn":
-        verify("verify")
+        from tests.vm.agent import verify  # only here, as its imports take each process a second in emulation
+
+        verify(OUT / "verify.json")
     done.set()
     for worker in workers:
         worker.join()
@@ -102,7 +90,7 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
         for _ in range(3):
             pool.submit(barrier.wait)
         barrier.wait()
-        before = _allocated()
+        before = probe.touched(BEFORE_BYTES)
         import torch
 
         torch.cuda.set_device(f"cuda:{rank}")
@@ -111,48 +99,30 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
         helper = mp.get_context("fork").Process(target=write, args=(f"{name}-loader",))
         helper.start()
         helper.join()
-        if name.startswith("spawn"):
+        if name == "spawn-1":
             subprocess.run([sys.executable, __file__, "helper", f"{name}-helper"], check=True)
         ready.release()
         done.wait()
         before.close()
 
 
-def verify(name: str) -> None:
-    """Write the report of `numapin verify`."""
-    from tests.vm.agent import numapin  # only here, as its imports take each process a second in emulation
-
-    done = numapin("verify", "--json")
-    report = json.loads(done["stdout"]) if done["stdout"] else None
-    (OUT / f"{name}.json").write_text(json.dumps({**done, "report": report}))
-
-
 # --- an engine between the driver and its workers, as in vLLM and SGLang ---------------------------------------------
 
 
-def _engine() -> None:
-    engine = mp.get_context("spawn").Process(target=run_engine)
-    engine.start()
-    engine.join()
+def run_engine(name: str) -> None:
+    """Start a worker, which sets its device; this process never takes one."""
+    worker = mp.get_context("spawn").Process(target=_engine_worker)
+    worker.start()
+    worker.join()
+    write(name)
 
 
-def run_engine() -> None:
-    """Start a worker per GPU, which sets its device; this process never takes one."""
-    context = mp.get_context("spawn")
-    workers = [context.Process(target=_engine_worker, args=(rank,)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    write("engine")
-
-
-def _engine_worker(rank: int) -> None:
+def _engine_worker() -> None:
     import torch
 
     with ThreadPoolExecutor(1) as pool:  # some executors set the device in a thread
-        pool.submit(torch.cuda.set_device, rank).result()
-        write(f"engine-{rank}")
+        pool.submit(torch.cuda.set_device, 1).result()
+        write("engine-1")
 
 
 # --- the other scenes ------------------------------------------------------------------------------------------------
@@ -168,7 +138,6 @@ def _told_by_environment() -> None:
 
 
 def _ask_for_another(name: str) -> None:
-    """Leave the node that the command's plan has bound this process to, by a plan of its own."""
     import numapin
 
     numapin.bind_this_process(0, bind="node")

@@ -1,7 +1,6 @@
 """A training script that only loads, and writes the kernel's view of its batches to $PROBE_OUT/0.json.
 
-    numapin run loader_probe.py placement
-    python loader_probe.py SCENARIO [NODE]
+    python -m tests.vm.loader_probe SCENARIO
 
 Of each loader it writes the nodes of its pages (move_pages and numa_maps), the CPUs and memory policy of its workers
 (/proc/<pid>), and its own `stats()`.
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 MIB: Final = 1 << 20
 ROWS: Final = 32
 NUM_WORKERS: Final = 2
+NODE: Final = 1  # that of GPU 1; not the one that a process probably starts on
 LEFT_FREE_MIB: Final = 16
 SLOT: Final = "memfd:numapin-slot"
 SETTLES_IN_S: Final = 600.0  # until the kernel was asked about a slot; on the emulated machine everything is slow
@@ -49,11 +49,9 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
         self.num_batches, self.row_length = num_batches, batch_mib * MIB // ROWS // 4
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return ROWS * self.num_batches
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Return a row."""
         return torch.full((self.row_length,), index, dtype=torch.int32)
 
 
@@ -73,7 +71,7 @@ class Seen:
 
 
 def load(
-    loader: torch.utils.data.DataLoader[torch.Tensor], *, in_slots: int | None = None, kept: list[Any] | None = None
+    loader: numapin.DataLoader[torch.Tensor], *, in_slots: int | None = None, kept: list[Any] | None = None
 ) -> Seen:
     """Ask the kernel about each batch, until `in_slots` batches were in slots; append batches to `kept`."""
     seen = Seen(rank_cpus=[_cpus("self")])
@@ -86,45 +84,26 @@ def load(
         if in_slots is not None and seen.num_in_slots >= in_slots:
             seen.workers = [_worker(child.pid) for child in multiprocessing.active_children()]
             seen.rank_threads = sorted({thread["cpus"] for thread in probe._threads()})
-            wait_until(lambda: _stats(loader)["share_on_node"] is not None, limit_s=SETTLES_IN_S)
+            wait_until(lambda: loader.stats().share_on_node is not None, limit_s=SETTLES_IN_S)
             break
     assert all(batch[0, 0] == number * ROWS for number, batch in enumerate(kept or [])), "a batch was overwritten"
     seen.rank_cpus.append(_cpus("self"))
-    seen.stats = _stats(loader)
+    seen.stats = asdict(loader.stats())
     return seen
 
 
 def _note(seen: Seen, batch: torch.Tensor) -> None:
-    """Count a batch's pages by node while it is on loan."""
-    mapping = _mapping(batch.data_ptr())
+    """Count a batch's pages by node while it is on loan, if it is in a slot."""
     seen.num_batches += 1
-    if mapping is not None:
-        seen.slot_pages |= Counter(seen.slot_pages) + Counter(_pages(batch))
-        seen.num_in_slots += 1
-        start, seen.slot_bytes = mapping
-        seen.slot_mapping = probe._numa_maps(f"{start:x}")
-
-
-def _stats(loader: torch.utils.data.DataLoader[torch.Tensor]) -> dict[str, Any]:
-    return asdict(loader.stats()) if isinstance(loader, numapin.DataLoader) else {}
-
-
-def _pages(batch: torch.Tensor) -> dict[str, int]:
-    """Return node -> pages from move_pages; empty if the call is refused."""
-    try:
+    start, end, words = probe.mapped_at(batch.data_ptr())
+    if not any(SLOT in word for word in words):
+        return
+    seen.num_in_slots += 1
+    with suppress(OSError):  # move_pages is refused
         pages = numa.nodes_of_range(batch.data_ptr(), batch.nbytes)
-    except OSError:
-        return {}
-    return {str(node): num for node, num in pages.items()}
-
-
-def _mapping(address: int) -> tuple[int, int] | None:
-    """Return start and length of the slot that contains an address, None outside the slots."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
-        if start <= address < end:
-            return (start, end - start) if SLOT in line else None
-    return None
+        seen.slot_pages |= Counter(seen.slot_pages) + Counter({str(node): num for node, num in pages.items()})
+    seen.slot_bytes = end - start
+    seen.slot_mapping = probe._numa_maps(f"{start:x}")
 
 
 def _worker(pid: int | None) -> dict[str, object]:
@@ -144,58 +123,59 @@ def _cpus(process: str) -> str:
 
 
 def _loader(
-    node: int | None, *, batch_mib: int = 2, num_batches: int = 500, **options: Any
+    node: int | None = NODE, *, batch_mib: int = 2, num_batches: int = 500, **options: Any
 ) -> numapin.DataLoader[torch.Tensor]:
     rows = Rows(num_batches, batch_mib)
     return numapin.DataLoader(rows, batch_size=ROWS, num_workers=NUM_WORKERS, node=node, **options)
 
 
-def placement(node: int | None) -> dict[str, object]:
+def bound() -> dict[str, object]:
+    """Load in a process that is bound as a rank of `numapin run` is, and let torch start its threads there."""
+    numapin.bind_this_process(1)
+    torch.ones(512, 512).mm(torch.ones(512, 512))
+    cpus = [thread["cpus"] for thread in probe._threads()]
+    used = {"num_threads": torch.get_num_threads(), "cpus": cpus}
+    torch.set_num_threads(1)
+    return {"torch": used, **placement(node=None)}
+
+
+def placement(node: int | None = NODE) -> dict[str, object]:
     """Load, and bind a thread in the same way as torch's pin thread."""
     loader = _loader(node)
-    return {"numapin": asdict(load(loader, in_slots=10)), "pin_thread": _pin_thread(loader)}
-
-
-def _pin_thread(loader: numapin.DataLoader[torch.Tensor]) -> dict[str, object]:
-    """Return CPUs and policy of a thread that binds itself as torch's pin thread does with a GPU."""
-    found: dict[str, object] = {}
+    seen = load(loader, in_slots=10)
+    pin_thread: dict[str, object] = {}
 
     def work() -> None:
         loader._numapin_path.bind_this_thread()
-        found.update(cpus=_cpus("thread-self"), policy=probe._policy())
+        pin_thread.update(cpus=_cpus("thread-self"), policy=probe._policy())
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    return found | {"rank_cpus": _cpus("self"), "rank_policy": probe._policy()}
+    pin_thread.update(rank_cpus=_cpus("self"), rank_policy=probe._policy())
+    return {"numapin": asdict(seen), "pin_thread": pin_thread}
 
 
-def refused(node: int | None) -> dict[str, object]:
+def refused() -> dict[str, object]:
     """Load under refused memory policies: by default, strictly, and without numa_maps, the last source of locations."""
-    polite = load(_loader(node), in_slots=10)
+    polite = load(_loader(), in_slots=10)
     try:
-        load(_loader(node, strict=True))
+        load(_loader(strict=True))
         error = None
     except BindingRefused as caught:
         error = {"message": caught.message, "hint": caught.hint}
     subprocess.run(["mount", "--bind", "/dev/null", f"/proc/{os.getpid()}/numa_maps"], check=True)
-    blind = _loader(node)
+    blind = _loader()
     for _ in blind:
         if any("unverified" in note for note in blind.stats().notes):
             break
-    return {"polite": asdict(polite), "strict": error, "blind": _stats(blind)}
+    return {"polite": asdict(polite), "strict": error, "blind": asdict(blind.stats())}
 
 
-def full(node: int | None) -> dict[str, object]:
+def full() -> dict[str, object]:
     """Load on a node with almost no free memory."""
-    assert node is not None
-    _fill(node)
-    return asdict(load(_loader(node, batch_mib=8, num_batches=100), in_slots=10))
-
-
-def _fill(node: int) -> None:
-    """Take most of a node's memory offline, in a tenth of the time that touching it would take."""
-    folder = Path(f"/sys/devices/system/node/node{node}")
+    # Most of the node's memory goes offline, in a tenth of the time that touching it would take.
+    folder = Path(f"/sys/devices/system/node/node{NODE}")
     for block in folder.glob("memory*/state"):
         with suppress(OSError):  # the kernel's own memory cannot go offline
             block.write_text("offline")
@@ -203,10 +183,10 @@ def _fill(node: int) -> None:
     assert free is not None
     num_huge_pages = max(0, int(free[1]) // 1024 - LEFT_FREE_MIB) // 2
     (folder / "hugepages/hugepages-2048kB/nr_hugepages").write_text(str(num_huge_pages))
+    return asdict(load(_loader(batch_mib=8, num_batches=100), in_slots=10))
 
 
-def shm(node: int | None) -> dict[str, object]:
-    """Load batches of which only one fits into /dev/shm, with torch's loader and with ours, and keep them all."""
+def shm() -> dict[str, object]:
     torchs: Any = iter(torch.utils.data.DataLoader(Rows(6, 38), batch_size=ROWS, num_workers=NUM_WORKERS))
     error = None
     try:
@@ -214,37 +194,28 @@ def shm(node: int | None) -> dict[str, object]:
     except RuntimeError as caught:
         error = str(caught).splitlines()[-1]
     torchs._shutdown_workers()
-    return {"torch": error, "numapin": asdict(load(_loader(node, batch_mib=38, num_batches=8), kept=[]))}
+    return {"torch": error, "numapin": asdict(load(_loader(batch_mib=38, num_batches=8), kept=[]))}
 
 
-def limited(node: int | None) -> dict[str, object]:
-    """Load in a cgroup of 256 MiB, of which 30 batches are more."""
+def limited() -> dict[str, object]:
     group = Path("/sys/fs/cgroup/loader-limited")
     (group.parent / "cgroup.subtree_control").write_text("+memory")
     group.mkdir()
     (group / "memory.max").write_text(str(256 * MIB))
     (group / "cgroup.procs").write_text("0")
-    return asdict(load(_loader(node, batch_mib=12, num_batches=30)))
+    return asdict(load(_loader(batch_mib=12, num_batches=30)))
 
 
-SCENARIOS: Final[dict[str, Callable[[int | None], dict[str, object]]]] = {
-    scenario.__name__: scenario for scenario in (placement, refused, full, shm, limited)
+SCENARIOS: Final[dict[str, Callable[[], dict[str, object]]]] = {
+    scenario.__name__: scenario for scenario in (bound, placement, refused, full, shm, limited)
 }
 
 
 def main() -> None:
-    """Run the scenario and write the observations."""
-    scenario, *rest = sys.argv[1:]
-    used = {"torch": _use_torch()} if "RANK" in os.environ else {}
-    torch.set_num_threads(1)  # spinning threads are expensive when two CPUs emulate eight
-    answers = SCENARIOS[scenario](int(rest[0]) if rest else None)
-    Path(os.environ["PROBE_OUT"], "0.json").write_text(json.dumps(answers | used, indent=1))
-
-
-def _use_torch() -> dict[str, object]:
-    """Let torch start its threads; return their number, and the CPUs of all threads of this process."""
-    torch.ones(512, 512).mm(torch.ones(512, 512))
-    return {"num_threads": torch.get_num_threads(), "cpus": [thread["cpus"] for thread in probe._threads()]}
+    (scenario,) = sys.argv[1:]
+    if scenario != "bound":
+        torch.set_num_threads(1)  # spinning threads are expensive when two CPUs emulate eight
+    Path(os.environ["PROBE_OUT"], "0.json").write_text(json.dumps(SCENARIOS[scenario](), indent=1))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tests.machines.compact import compact
+from tests.nvml import fake
 from tests.vm.seam import CpuSet, cpu_set
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
 SHARE: Final = Path("/run/share")
 """The machine's path of the folder through which it passes files to the host."""
+GPUS: Final = {"FAKE_NVML_DATA": str(SHARE / "gpus.nvml")}
+"""Variables with which NVML reports the machine's GPUs, in the order of its file."""
 _LIBRARIES: Final = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")
 _CONSOLE_TAIL: Final = 4000
 _SLOW_IN_EMULATION: Final = ("erms", "fsrm", "xsave", "avx", "avx2", "la57", "smap", "smep", "pku", "umip")
@@ -39,16 +42,14 @@ BOOT_LIMIT_S: Final = 3600
 TEST_LIMIT_S: Final = BOOT_LIMIT_S + 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmNode:
+class VmNode(NamedTuple):
     """One NUMA node of a machine; without CPUs it has only memory."""
 
     cpus: frozenset[int]
     memory_mib: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmGpu:
+class VmGpu(NamedTuple):
     """A PCI device that stands in for a GPU: on a node, behind a host bridge with bus number `bus`, at `address`."""
 
     node: int
@@ -56,31 +57,23 @@ class VmGpu:
     address: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmMachine:
+class VmMachine(NamedTuple):
     """The machine that QEMU builds. `gpus` are in NVML's order."""
 
     name: str
+    nodes: tuple[VmNode, ...]
+    gpus: tuple[VmGpu, ...]
+    distances: list[list[int]]
     sockets: int
     cores: int
     threads: int
-    distances: tuple[tuple[int, ...], ...]
-    nodes: tuple[VmNode, ...]
-    gpus: tuple[VmGpu, ...]
 
     @classmethod
     def load(cls, name: str) -> VmMachine:
         """Read machines/NAME.toml; NAME-again is a second machine of that kind."""
         values = tomllib.loads((HERE / "machines" / f"{name.removesuffix('-again')}.toml").read_text())
-        return cls(
-            name=name,
-            sockets=values["sockets"],
-            cores=values["cores"],
-            threads=values["threads"],
-            distances=tuple(map(tuple, values["distances"])),
-            nodes=tuple(VmNode(cpus=CpuSet.parse(n["cpus"]), memory_mib=n["memory_mib"]) for n in values["node"]),
-            gpus=tuple(VmGpu(**gpu) for gpu in values["gpu"]),
-        )
+        nodes = tuple(VmNode(CpuSet.parse(node["cpus"]), node["memory_mib"]) for node in values.pop("node"))
+        return cls(name, nodes, tuple(VmGpu(**gpu) for gpu in values.pop("gpu")), **values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +94,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The jobs of one boot. The folder `libraries` comes first on LD_LIBRARY_PATH.
-
-    Modules in `preload` are imported once, before any job `python -m MODULE` starts.
-    """
-
-    jobs: Sequence[Job]
-    libraries: Path | None = None
-    preload: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
     """The result of one job. `status` is None if the job did not finish, 124 if it exceeded its time limit."""
 
@@ -120,34 +101,32 @@ class JobResult:
     stdout: str
     stderr: str
     out: Path
-    seconds: float | None
-
-    def json(self, file: str) -> object:
-        """Decode a JSON file that the job wrote; if it is missing, fail with the job's output."""
-        path = self.out / file
-        assert path.exists(), f"the job left no {file}; {self.shown()}"
-        return json.loads(path.read_text())
 
     def shown(self) -> str:
-        """Return status and output for an assertion's message."""
         return f"status {self.status}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmResult:
-    """The results of one boot."""
-
     machine: VmMachine
     jobs: Mapping[str, JobResult]
-    console: str
 
+    def found(self, job: str, file: str) -> Any:
+        """Return what a job wrote into a JSON file; the job must have succeeded."""
+        done = self.jobs[job]
+        assert done.status == 0, done.shown()
+        path = done.out / file
+        assert path.exists(), f"the job left no {file}; {done.shown()}"
+        return json.loads(path.read_text())
 
-class VmFailedError(Exception):
-    """The machine did not boot, hung or panicked; the message ends with the last lines of its console."""
+    def report(self, job: str, file: str) -> dict[str, Any]:
+        """Return the result of a command whose JSON report a probe kept as `report`; there must be one."""
+        found: dict[str, Any] = self.found(job, file)
+        assert found["report"] is not None, found["stderr"]
+        return found
 
 
 def cache() -> Path:
-    """Return the folder that `make vm` fills."""
     return Path(os.environ.get("NUMAPIN_VM_CACHE") or REPOSITORY / ".cache" / "vm").absolute()
 
 
@@ -156,20 +135,29 @@ def missing() -> str | None:
     return None if (cache() / "ready.json").exists() else "QEMU and a kernel are not unpacked: run `make vm`"
 
 
-def boot(machine: VmMachine, batch: Batch, *, share: Path, timeout_s: float = BOOT_LIMIT_S) -> VmResult:
-    """Boot `machine`, run the jobs of `batch` one after another, power off, and return the results.
+def boot(
+    machine: VmMachine, jobs: Sequence[Job], *, environ: Mapping[str, str], preload: Sequence[str], share: Path
+) -> VmResult:
+    """Boot `machine`, run the jobs one after another, power off, and return the results.
 
-    `share` is an empty folder for the jobs and their results. Raises VmFailedError, with the end of the console, if the
-    machine does not finish in `timeout_s`.
+    All jobs have the variables of `environ`; its LD_LIBRARY_PATH comes first. Modules in `preload` are imported once,
+    before any job `python -m MODULE` starts. `share` is an empty folder for the jobs and their results. Raises
+    RuntimeError, with the end of the console, if the machine does not boot, hangs, panics, or takes too long.
     """
-    _write_batch(machine, batch, share)
-    console = _run_qemu(_qemu_command(machine, share), console=share / "console", timeout_s=timeout_s)
-    results = {job.name: _job_result(share / job.name) for job in batch.jobs}
-    return VmResult(machine=machine, jobs=results, console=console)
+    _write_batch(machine, jobs, environ, preload, share)
+    _run_qemu(_qemu_command(machine, share), console=share / "console")
+    results = {}
+    for job in jobs:
+        out = share / job.name
+        status, stdout, stderr = (_text(out / name) for name in ("result.json", "stdout", "stderr"))
+        results[job.name] = JobResult(
+            status=json.loads(status)["status"] if status else None, stdout=stdout, stderr=stderr, out=out
+        )
+    return VmResult(machine=machine, jobs=results)
 
 
-def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
-    """Run QEMU and return the console's text; kill its process group at the time limit."""
+def _run_qemu(command: list[str], *, console: Path) -> None:
+    """Run QEMU, with its output in a file; kill its process group at the time limit."""
     libraries = ":".join(str(cache() / side / base) for side in ("host", "guest") for base in _LIBRARIES)
     with console.open("wb") as out:
         qemu = subprocess.Popen(
@@ -182,7 +170,7 @@ def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
             start_new_session=True,
         )
         try:
-            qemu.wait(timeout_s)
+            qemu.wait(BOOT_LIMIT_S)
         except subprocess.TimeoutExpired:
             pass  # the console shows its progress
         finally:
@@ -191,11 +179,10 @@ def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
                 qemu.wait()
     text = console.read_text(errors="replace")
     if "VM: done" not in text:
-        raise VmFailedError(
-            f"the machine did not finish in {timeout_s:.0f} s (QEMU's status {qemu.returncode}); "
+        raise RuntimeError(
+            f"the machine did not finish in {BOOT_LIMIT_S} s (QEMU's status {qemu.returncode}); "
             f"its console ends with:\n{text[-_CONSOLE_TAIL:]}"
         )
-    return text
 
 
 def _qemu_command(machine: VmMachine, share: Path) -> list[str]:
@@ -209,8 +196,7 @@ def _qemu_command(machine: VmMachine, share: Path) -> list[str]:
         *(str(host / "usr/bin/qemu-system-x86_64"), "-L", str(host / "usr/share/qemu")),
         *("-L", str(host / "usr/share/seabios"), "-machine", "q35,accel=tcg", "-cpu", cpu),
         *("-smp", f"{num_cpus},{shape}", "-m", f"{memory_mib}M"),
-        *_node_options(machine),
-        *_gpu_options(machine),
+        *_node_and_gpu_options(machine),
         *_shared_folder("root", Path("/"), "readonly=on"),
         *_shared_folder("share", share, "readonly=off"),
         *("-kernel", str(cache() / "vmlinuz"), "-initrd", str(cache() / "initrd.gz")),
@@ -220,7 +206,8 @@ def _qemu_command(machine: VmMachine, share: Path) -> list[str]:
     ]
 
 
-def _node_options(machine: VmMachine) -> list[str]:
+def _node_and_gpu_options(machine: VmMachine) -> list[str]:
+    """Give each node its memory, and each GPU a host bridge on its node, a root port, and a harmless device."""
     options = []
     for number, node in enumerate(machine.nodes):
         cpus = "".join(f",cpus={run}" for run in cpu_set.render(node.cpus).split(",") if run)
@@ -229,12 +216,6 @@ def _node_options(machine: VmMachine) -> list[str]:
     for source, row in enumerate(machine.distances):
         for target, distance in enumerate(row):
             options += ["-numa", f"dist,src={source},dst={target},val={distance}"]
-    return options
-
-
-def _gpu_options(machine: VmMachine) -> list[str]:
-    """Give each GPU a host bridge on its node, a root port, and a harmless device."""
-    options = []
     for number, gpu in enumerate(machine.gpus):
         options += ["-device", f"pxb-pcie,id=px{number},bus_nr={gpu.bus},numa_node={gpu.node},bus=pcie.0"]
         options += ["-device", f"pcie-root-port,id=rp{number},bus=px{number},chassis={number},slot={number}"]
@@ -251,55 +232,36 @@ def _shared_folder(tag: str, path: Path, mode: str) -> list[str]:
     ]
 
 
-def _write_batch(machine: VmMachine, batch: Batch, share: Path) -> None:
-    """Write the file that agent.py reads, and the shell script that starts it."""
-    for job in batch.jobs:
+def _write_batch(
+    machine: VmMachine, jobs: Sequence[Job], environ: Mapping[str, str], preload: Sequence[str], share: Path
+) -> None:
+    gpus = [
+        fake.FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-{index:012d}", pci=f"0000{gpu.address}")
+        for index, gpu in enumerate(machine.gpus)
+    ]
+    (share / "gpus.nvml").write_text(fake.render(gpus))
+    described = []
+    for job in jobs:
         (share / job.name).mkdir()
-    told = {
-        "gpus": [gpu.address for gpu in machine.gpus],
-        "preload": [*batch.preload],
-        "jobs": [_told(job) for job in batch.jobs],
-    }
+        own = {"PROBE_OUT": str(SHARE / job.name), **job.env}
+        described.append({**asdict(job), "argv": [*map(str, job.argv)], "env": own})
+    told = {"gpus": [gpu.address for gpu in machine.gpus], "preload": [*preload], "jobs": described}
     (share / "jobs.json").write_text(json.dumps(told))
-    assignments = [f"{name}={value}" for name, value in _environment(batch.libraries).items()]
-    start = shlex.join(["env", "-i", *assignments, sys.executable, str(HERE / "agent.py")])
-    (share / "batch.sh").write_text(f"cd /run/tmp\n{start}\n")
-
-
-def _told(job: Job) -> dict[str, object]:
-    return {
-        "name": job.name,
-        "argv": [*map(str, job.argv)],
-        "env": {"PROBE_OUT": str(SHARE / job.name), **job.env},
-        "cpuset": job.cpuset,
-        "refuse_policy": job.refuse_policy,
-        "timeout_s": job.timeout_s,
-    }
-
-
-def _environment(libraries: Path | None) -> dict[str, str]:
     guest = cache() / "guest"
-    searched = [*([libraries] if libraries else []), *(guest / base for base in _LIBRARIES)]
-    return {
+    searched = [environ["LD_LIBRARY_PATH"], *(str(guest / base) for base in _LIBRARIES)]
+    common = {
+        **environ,
         "PATH": f"{Path(sys.executable).parent}:{guest / 'usr/bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-        "LD_LIBRARY_PATH": ":".join(map(str, searched)),
+        "LD_LIBRARY_PATH": ":".join(searched),
         "HOME": "/run/tmp",
         "TMPDIR": "/run/tmp",
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_WAIT_POLICY": "passive",  # spinning is expensive when two CPUs emulate eight
     }
-
-
-def _job_result(folder: Path) -> JobResult:
-    result = json.loads(_text(folder / "result.json") or "{}")
-    return JobResult(
-        status=result.get("status"),
-        seconds=result.get("seconds"),
-        stdout=_text(folder / "stdout"),
-        stderr=_text(folder / "stderr"),
-        out=folder,
-    )
+    assignments = [f"{name}={value}" for name, value in common.items()]
+    start = shlex.join(["env", "-i", *assignments, sys.executable, str(HERE / "agent.py")])
+    (share / "batch.sh").write_text(f"cd /run/tmp\n{start}\n")
 
 
 def _text(path: Path) -> str:
@@ -316,14 +278,9 @@ def compare(file: str, name: str, found: object) -> None:
     assert found == recorded.get(name), f"{name} is not as in {path}"
 
 
-def results() -> str | None:
-    """Return the folder for docs/results, if NUMAPIN_RESULTS names one."""
-    return os.environ.get("NUMAPIN_RESULTS")
-
-
 def publish(name: str, content: str | Mapping[str, object]) -> None:
-    """Write a file if there is a folder for results; JSON gets the versions that were used."""
-    folder = results()
+    """Write a file for docs/results if NUMAPIN_RESULTS names a folder; JSON gets the versions that were used."""
+    folder = os.environ.get("NUMAPIN_RESULTS")
     if folder is None:
         return
     if not isinstance(content, str):

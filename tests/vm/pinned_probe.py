@@ -1,9 +1,9 @@
 """One process with two GPUs on two nodes: its threads take, free and reuse pinned memory, and the kernel is asked.
 
-    python -m tests.vm.pinned_probe FAKE_CUDA
+    python -m tests.vm.pinned_probe
 
 Each GPU has a thread on the CPUs of its node. A third thread works for GPU 1 on the CPUs of node 0, as an unbound one
-may. FAKE_CUDA is the stand-in for CUDA's driver; NVML's says where the GPUs are. Writes $PROBE_OUT/seen.json: pages by
+may. $FAKE_CUDA is the stand-in for CUDA's driver; NVML's says where the GPUs are. Writes $PROBE_OUT/seen.json: pages by
 node, from move_pages.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import runpy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.cuda import _pin_memory_utils
-from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from numapin import pinned
 from tests.cuda.fake import installed
@@ -35,6 +34,9 @@ CPUS: Final = (range(4), range(4, 8))
 BALANCING: Final = Path("/proc/sys/kernel/numa_balancing")  # its pages are hidden from move_pages on Linux 6.1
 _PAGE: Final = 4096
 _gpu_of = threading.local()
+# From its file: its package imports another third of torch, which takes a minute here.
+_STAGER: Final = Path(torch.__file__).parent / "distributed/checkpoint/_state_dict_stager.py"
+StateDictStager: Final = runpy.run_path(str(_STAGER))["StateDictStager"]
 
 
 def worker(gpu: int, *, node: int) -> Callable[[Callable[[], Any]], Any]:
@@ -49,14 +51,12 @@ def worker(gpu: int, *, node: int) -> Callable[[Callable[[], Any]], Any]:
 
 
 def pages(tensor: torch.Tensor) -> dict[str, int]:
-    """Return the number of whole pages of a tensor's storage by node."""
     storage = tensor.untyped_storage()
     first, end = -(-storage.data_ptr() // _PAGE), (storage.data_ptr() + storage.nbytes()) // _PAGE
     return {str(node): num for node, num in numa.nodes_of_range(first * _PAGE, (end - first) * _PAGE).items()}
 
 
 def take(node: int | None = None) -> torch.Tensor:
-    """Take pinned memory, and write to it."""
     return pinned.empty(SIZE, torch.uint8, node=node).fill_(1)
 
 
@@ -96,17 +96,15 @@ class Runtime:
     num_registered = 0
 
     def cudaHostRegister(self, _address: int, _num_bytes: int, _flags: int) -> int:  # noqa: N802 - CUDA's name
-        """Register."""
         self.num_registered += 1
         return 0
 
     def cudaHostUnregister(self, _address: int) -> int:  # noqa: N802 - CUDA's name
-        """Unregister."""
         return 0
 
 
 def stage() -> dict[str, Any]:
-    """Pin as FSDP2 and checkpoints do, and memory that was in use before; return pages and whether values are right."""
+    """Pin memory as checkpoints do, also some that was in use before; check its values, and return its pages."""
     seen: dict[str, Any] = {}
     state, stagers = {"weight": torch.arange(SIZE // 8)}, []
     for is_shared in (True, False):
@@ -120,39 +118,28 @@ def stage() -> dict[str, Any]:
     return seen | {"used": pages(used)}
 
 
-def offload() -> dict[str, int]:
-    """Pin a parameter as FSDP2 does."""
-    source = torch.arange(SIZE // 8)
-    copy = source.pin_memory()
-    assert torch.equal(copy, source)
-    return pages(copy)
-
-
 def main() -> None:
-    """Write what was seen."""
     balancing = BALANCING.read_text()
     BALANCING.write_text("0")
     runtime = Runtime()
     untyped: Any = torch.cuda
-    untyped.is_available, untyped.current_device, untyped.cudart = (
-        (lambda: True),
-        (lambda: _gpu_of.index),
-        lambda: runtime,
-    )
+    untyped.is_available = lambda: True
+    untyped.current_device = lambda: _gpu_of.index
+    untyped.cudart = lambda: runtime
     torch.set_num_threads(1)
     untyped_tensor: Any = torch.Tensor
     untyped_tensor.is_pinned = lambda _: False
-    with installed(Path(sys.argv[1])) as driver:
+    with installed(Path(os.environ["FAKE_CUDA"])) as driver:
         threads = [worker(gpu, node=gpu) for gpu in (0, 1)]
         far = worker(1, node=0)
         seen: dict[str, Any] = {"without": far(stage)}
         seen["gpu 0"], seen["gpu 1"] = hand_over(0, *threads), hand_over(1, *reversed(threads))
         with pinned.serve_torch():
-            seen |= {"offload": far(offload), "staged": far(stage)}
+            # As FSDP2 pins a parameter, then as checkpoints do.
+            seen |= {"offload": far(lambda: pages(torch.arange(SIZE // 8).pin_memory())), "staged": far(stage)}
         seen |= {"registered_bytes": driver.registered_bytes(), "num_staged": runtime.num_registered}
     BALANCING.write_text(balancing)  # for the jobs that follow
     Path(os.environ["PROBE_OUT"], "seen.json").write_text(json.dumps(seen, indent=1))
-    sys.stdout.flush()
     os._exit(0)  # the threads of the pools do not matter
 
 

@@ -26,11 +26,10 @@ SHOWN: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "NUMAPIN_
 
 
 def main() -> None:
-    """Touch memory, ask the kernel, and write the answers."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
-    mapping = _touched_mapping()
+    mapping = touched(MAPPING_BYTES)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     answers = {
         "pid": os.getpid(),
@@ -42,22 +41,29 @@ def main() -> None:
     }
     done.set()
     thread.join()
-    folder = Path(os.environ["PROBE_OUT"])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(answers, indent=1))
+    Path(os.environ["PROBE_OUT"], f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(answers, indent=1))
 
 
-def _touched_mapping() -> mmap.mmap:
+def touched(num_bytes: int) -> mmap.mmap:
     """Map private anonymous memory and write to each page, so that the kernel places them."""
-    mapping = mmap.mmap(-1, MAPPING_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_DONTFORK)  # else the kernel may merge it with its neighbor into one line of numa_maps
-    for offset in range(0, MAPPING_BYTES, mmap.PAGESIZE):
+    for offset in range(0, num_bytes, mmap.PAGESIZE):
         mapping[offset] = 1
     return mapping
 
 
+def mapped_at(address: int) -> tuple[int, int, list[str]]:
+    """Return start and end of the mapping that contains an address, and the other words of its line in /proc."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *words = line.split()
+        start, end = (int(word, 16) for word in span.split("-"))
+        if start <= address < end:
+            return start, end, words
+    raise LookupError(hex(address))
+
+
 def _threads() -> list[dict[str, str]]:
-    """Return name, CPUs and nodes of every thread of this process."""
     threads = []
     for task in sorted(Path("/proc/self/task").iterdir()):
         fields = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)

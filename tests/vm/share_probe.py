@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import numapin
-from tests.vm.probe import MAPPING_BYTES
+from tests.vm.probe import MAPPING_BYTES, mapped_at
 from tests.vm.seam import numa
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def count_pages(shared: Mapping[str, Any]) -> dict[str, int]:
 
 
 def in_worker(shared: Mapping[str, Any]) -> dict[str, int]:
-    """Count the pages in a forked process."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     worker = context.Process(target=lambda: answers.put(count_pages(shared)))
@@ -60,27 +59,16 @@ def share(placement: str) -> dict[str, Any]:
         timeout_s=1200,
     )
     own, worker = count_pages(shared), in_worker(shared)
-    address = shared["rows"].ctypes.data
-    return {"rank": own, "worker": worker, "file": _inode_at(address)}
-
-
-def _inode_at(address: int) -> str:
-    """Return the inode of the shared file that is mapped at an address."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
-        if start <= address < end and "memfd:numapin-share" in line:
-            return line.split()[4]
-    raise LookupError(hex(address))
+    *_, inode, name = mapped_at(shared["rows"].ctypes.data)[2][:5]
+    assert name.startswith("/memfd:numapin-share")
+    return {"rank": own, "worker": worker, "file": inode}
 
 
 def main() -> None:
-    """Share with each placement, and write the counts."""
     faulthandler.dump_traceback_later(1500)
     answers = {placement: share(placement) for placement in ("interleave", "per-node")}
     assert "torch" not in sys.modules
-    folder = Path(os.environ["PROBE_OUT"])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(answers))
+    Path(os.environ["PROBE_OUT"], f"{os.environ['RANK']}.json").write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -8,17 +8,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, VmResult, compare
+from tests.vm.machine import GPUS, HERE, SHARE, Job, compare
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.vm.machine import VmResult
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
-
-PROBE = HERE / "children_probe.py"
 STAND_IN = HERE.parent / "children" / "stand_in"
 EXEC = (sys.executable, "-m", "numapin", "exec", "--children", "--verbose")
 CPUS = ("0-3", "4-7")
@@ -28,31 +22,28 @@ UNBOUND = ("driver", "engine", "early", "waiting-started")
 """Processes that never take a GPU, or have not yet."""
 BOUND = (
     *(f"{way}-{rank}{more}" for way in WAYS for rank in (0, 1) for more in ("", "-loader")),
-    *("spawn-0-helper", "spawn-1-helper", "engine-0", "engine-1", "visible", "rank", "asked"),
+    *("spawn-1-helper", "engine-1", "visible", "rank", "asked"),
     *("both", "follower", "late", "waiting"),
 )
 
 
-def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return the jobs for the two-node machine."""
-    if machine != "two-nodes-again":
-        return []
-    environ = {
-        **gpus.shown(machine, nvml),
-        "PYTHONPATH": f"{STAND_IN}:{HERE.parents[1]}",
-        "NUMAPIN_RUN_DIR": str(SHARE / "children"),
-    }
-    program = (sys.executable, PROBE)
-    return [
-        Job(name="children", argv=[*EXEC, "--", *program], env=environ),
-        Job(name="children-strict", argv=[*EXEC, "--strict", "--", *program], env=environ, refuse_policy=True),
+def job_of(name: str, probe: str, *arguments: str, options: tuple[str, ...] = (), **changes: Any) -> Job:
+    """Return the job that runs a probe under `numapin exec --children`, with the stand-in for torch."""
+    environ = {**GPUS, "PYTHONPATH": f"{STAND_IN}:{HERE.parents[1]}", "NUMAPIN_RUN_DIR": str(SHARE / name)}
+    argv = (*EXEC, *options, "--", sys.executable, str(HERE / probe), *arguments)
+    return Job(name=name, argv=argv, **{"env": environ | changes.pop("env", {}), **changes})
+
+
+JOBS = {
+    "two-nodes-again": [
+        job_of("children", "children_probe.py"),
+        job_of("children-strict", "children_probe.py", options=("--strict",), refuse_policy=True),
     ]
+}
 
 
 def _found(result: VmResult, name: str) -> Any:
-    job = result.jobs["children"]
-    assert job.status == 0, job.shown()
-    return job.json(f"{name}.json")
+    return result.found("children", f"{name}.json")
 
 
 def test_every_process_is_where_its_gpu_is(two_nodes_again: VmResult) -> None:
@@ -94,9 +85,7 @@ def test_what_the_command_tells(two_nodes_again: VmResult) -> None:
 
 def test_verify_sees_the_processes(two_nodes_again: VmResult) -> None:
     """`numapin verify` finds the run and compares each process with its GPU; memory from before is what it reports."""
-    found = _found(two_nodes_again, "verify")
-    assert found["report"] is not None, found["stderr"]
-    ranks = found["report"]["ranks"]
+    ranks = two_nodes_again.report("children", "verify.json")["report"]["ranks"]
     assert [rank["pid"] for rank in ranks] == [_found(two_nodes_again, f"spawn-{rank}")["pid"] for rank in (0, 1)]
     assert [rank["applied"]["cpus"] for rank in ranks] == list(CPUS)
     assert not ranks[0]["findings"]

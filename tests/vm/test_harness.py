@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.vm.conftest import MACHINES
-from tests.vm.machine import TEST_LIMIT_S, Job, VmResult
+from tests.vm.machine import Job, VmResult
 from tests.vm.seam import CpuSet
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 FACTS = (
     "cd /sys; for f in devices/system/node/node*/cpulist devices/system/node/node*/distance "
     "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/{numa_node,class,vendor}; "
     "do printf '%s\\t%s\\n' $f \"$(<$f)\"; done"
 )
+KINDS = [name for name in MACHINES if not name.endswith("-again")]
+LOOKS = (Job(name="facts", argv=["bash", "-c", FACTS]), Job(name="numactl", argv=["numactl", "-H"]))
+JOBS = dict.fromkeys(KINDS, LOOKS)
 
 
-def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return the jobs for each machine."""
-    del nvml
-    if machine == "two-nodes-again":
-        return []
-    return [Job(name="facts", argv=["bash", "-c", FACTS]), Job(name="numactl", argv=["numactl", "-H"])]
-
-
-@pytest.fixture(scope="module", params=[name for name in MACHINES if not name.endswith("_again")])
-def booted(request: pytest.FixtureRequest) -> VmResult:
-    """Return the results of the jobs on each machine."""
-    result: VmResult = request.getfixturevalue(request.param)
-    return result
-
-
-def test_the_kernel_reports_the_machine_of_the_file(booted: VmResult) -> None:
+@pytest.mark.parametrize("name", [kind.replace("-", "_") for kind in KINDS])
+def test_the_kernel_reports_the_machine_of_the_file(request: pytest.FixtureRequest, name: str) -> None:
     """Nodes, distances, cores and GPUs are those of the machine's file; numactl, a second oracle, lists the same CPUs.
 
     A device that plays a GPU has an entry in sysfs with its node, a GPU's class and NVIDIA's vendor number.
     """
+    booted: VmResult = request.getfixturevalue(name)
     job, machine = booted.jobs["facts"], booted.machine
     assert job.status == 0, job.shown()
     facts = dict(line.split("\t", 1) for line in job.stdout.splitlines())

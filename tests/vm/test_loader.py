@@ -11,99 +11,70 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult
+from tests.vm.machine import GPUS, Job
 from tests.vm.seam import CpuSet
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.vm.machine import VmResult
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
-
-RUN = (sys.executable, "-m", "numapin", "run", "--gpus", "1", HERE / "loader_probe.py", "placement")
-ALONE = (sys.executable, "-m", "tests.vm.loader_probe")
 NODE = 1
-"""The node of GPU 1, which a loader outside `numapin run` requests: not the one that a process probably starts on."""
+"""The node of GPU 1."""
 PAGE_BYTES = 4096
 BATCH_BYTES = 2 * 1024 * 1024
 SYS_NICE = "--cap-add SYS_NICE"
 
 
-def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return the jobs for the two-node machine: under `numapin run`, alone, and under each difficult condition.
+def _job(scenario: str, **limits: Any) -> Job:
+    return Job(name=f"load-{scenario}", argv=(sys.executable, "-m", "tests.vm.loader_probe", scenario), **limits)
 
-    One rank is enough, because a new process takes longest to import torch; test_run.py has several ranks.
-    """
-    if machine != "two-nodes":
-        return []
-    environ = {**gpus.shown(machine, nvml), "NUMAPIN_RUN_DIR": str(SHARE / "load-rank")}
-    return [
-        Job(name="load-rank", argv=RUN, env=environ),
-        *(_alone(scenario) for scenario in ("placement", "shm", "limited")),
-        _alone("refused", refuse_policy=True),
-        _alone("full", spoils=True),  # the node stays full
+
+JOBS = {
+    "two-nodes": [
+        # A new process takes longer to import torch than all of these; test_run.py has ranks of `numapin run`.
+        _job("bound", env=GPUS),
+        *(_job(scenario) for scenario in ("placement", "shm", "limited")),
+        _job("refused", refuse_policy=True),
+        _job("full", spoils=True),  # the node stays full
     ]
+}
 
 
-def _alone(scenario: str, **limits: Any) -> Job:
-    return Job(name=f"load-{scenario}", argv=[*ALONE, scenario, str(NODE)], **limits)
+def _found(result: VmResult, job: str) -> Any:
+    return result.found(f"load-{job}", "0.json")
 
 
-def _found(result: VmResult, job: str) -> dict[str, Any]:
-    """Return the probe's observations; the job must have succeeded."""
-    job = f"load-{job}"
-    assert result.jobs[job].status == 0, result.jobs[job].shown()
-    found = result.jobs[job].json("0.json")
-    assert isinstance(found, dict)
-    return found
+def _warnings(result: VmResult, job: str) -> list[str]:
+    return [line for line in result.jobs[job].stderr.splitlines() if line.startswith("numapin: warning: ")]
 
 
-CASES = pytest.mark.parametrize("case", ["rank", "placement"])
-"""The jobs that load near the node: a rank, and a process alone."""
+@pytest.mark.parametrize("case", ["bound", "placement"])
+def test_all_of_it_is_on_the_node(two_nodes: VmResult, case: str) -> None:
+    """In a process that is bound, and alone, slots, workers and pin thread are on the node; its own binding stays.
 
-
-def _warnings(job: JobResult) -> list[str]:
-    return [line for line in job.stderr.splitlines() if line.startswith("numapin: warning: ")]
-
-
-@CASES
-def test_slots_are_on_the_node(two_nodes: VmResult, case: str) -> None:
-    """From the first batch on, all batches are in slots on the rank's node, and the stats report that.
-
-    move_pages says so for all batches, and numa_maps for the slot of the last one.
+    From the first batch on, all batches are in slots on the node, and the stats report that: move_pages says so
+    for all batches, and numa_maps for the slot of the last one. Every thread of every worker is on the node's CPUs,
+    with a policy for the node's memory. Binding the pin thread gives it the same; the process keeps its own.
     """
-    seen = _found(two_nodes, case)["numapin"]
+    found = _found(two_nodes, case)
+    seen, pin = found["numapin"], found["pin_thread"]
     stats = seen["stats"]
     assert seen["num_batches"] == seen["num_in_slots"] == 10
     assert seen["slot_pages"] == {str(NODE): 10 * BATCH_BYTES // PAGE_BYTES}
     assert seen["slot_mapping"]["pages"] == {str(NODE): seen["slot_bytes"] // PAGE_BYTES}
     assert (stats["nodes"], stats["share_on_node"], stats["notes"]) == ([NODE], 1.0, [])
-
-
-@CASES
-def test_workers_have_the_cpus_and_the_policy(two_nodes: VmResult, case: str) -> None:
-    """Every thread of every worker is on the node's CPUs, with a policy for the node's memory."""
-    workers = _found(two_nodes, case)["numapin"]["workers"]
-    assert [worker["cpus"] for worker in workers] == [["4-7"]] * 2
-    for worker in workers:
+    assert [worker["cpus"] for worker in seen["workers"]] == [["4-7"]] * 2
+    for worker in seen["workers"]:
         assert f"prefer:{NODE}" in worker["policies"]
         assert "default" not in worker["policies"]
-
-
-@CASES
-def test_pin_thread_is_bound_and_the_rank_is_not_touched(two_nodes: VmResult, case: str) -> None:
-    """Binding the pin thread gives it the node's CPUs and policy; the process keeps its own."""
-    found = _found(two_nodes, case)
-    pin, seen = found["pin_thread"], found["numapin"]
     assert (pin["cpus"], pin["policy"]) == ("4-7", {"mode": "preferred", "nodes": [NODE]})
-    own = "4-7" if case == "rank" else "0-7"
+    own = "4-7" if case == "bound" else "0-7"
     assert {own} == {*seen["rank_cpus"], *seen["rank_threads"], pin["rank_cpus"]}
-    assert pin["rank_policy"]["mode"] == ("preferred" if case == "rank" else "default")
+    assert pin["rank_policy"]["mode"] == ("preferred" if case == "bound" else "default")
 
 
 def test_torch_has_the_planned_threads(two_nodes: VmResult) -> None:
-    """In a rank, torch starts as many threads as its node has cores, and all are on the node."""
-    torch = _found(two_nodes, "rank")["torch"]
+    """Where a process is bound, torch starts as many threads as its node has cores, and all are on the node."""
+    torch = _found(two_nodes, "bound")["torch"]
     assert torch["num_threads"] == 4
     assert len(torch["cpus"]) >= 4
     assert {*torch["cpus"]} == {"4-7"}
@@ -118,8 +89,11 @@ def test_small_shared_memory_does_not_matter(two_nodes: VmResult) -> None:
 
 
 def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult) -> None:
-    """If seccomp refuses policies and move_pages, the slots are still on the node; the remedy is printed once."""
-    job, found = two_nodes.jobs["load-refused"], _found(two_nodes, "refused")["polite"]
+    """If seccomp refuses policies and move_pages, the slots are still on the node; the remedy is printed once.
+
+    With strict=True the loader raises BindingRefused with the same remedy.
+    """
+    found = _found(two_nodes, "refused")["polite"]
     stats = found["stats"]
     assert found["num_in_slots"] == 10
     assert found["slot_pages"] == {}  # move_pages is refused
@@ -132,13 +106,8 @@ def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult)
         for note in (policy_of_threads, policy_of_slots)
     )
     assert found["rank_cpus"] == ["0-7", "0-7"]
-    assert sum(stats["notes"][0] in line for line in _warnings(job)) == 2, (
-        job.shown()
-    )  # one by the default loader, one by the loader without numa_maps
-
-
-def test_refused_policy_is_an_error_when_strict(two_nodes: VmResult) -> None:
-    """With strict=True the loader raises BindingRefused with the same remedy."""
+    # One by the default loader, one by the loader without numa_maps.
+    assert sum(stats["notes"][0] in line for line in _warnings(two_nodes, "load-refused")) == 2
     error = _found(two_nodes, "refused")["strict"]
     assert error is not None
     assert SYS_NICE in error["message"]
@@ -163,7 +132,7 @@ def test_full_node_is_said_with_shares(two_nodes: VmResult) -> None:
     assert 0 <= stats["share_on_node"] < 1
     said = [note for note in stats["notes"] if "% on node 0" in note and "numactl -H" in note]
     assert len(said) == 1, stats["notes"]
-    assert len([line for line in _warnings(two_nodes.jobs["load-full"]) if "% on node 0" in line]) == 1
+    assert len([line for line in _warnings(two_nodes, "load-full") if "% on node 0" in line]) == 1
 
 
 def test_small_memory_limit_does_not_matter(two_nodes: VmResult) -> None:

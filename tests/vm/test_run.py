@@ -7,77 +7,65 @@ of a rank's pages under plain torchrun is random: it is only measured for docs/r
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, compare, publish, results
+from tests.vm.machine import GPUS, HERE, SHARE, Job, compare, publish
 from tests.vm.seam import CpuSet
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.vm.machine import VmResult
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
-
-PROBE = HERE / "probe.py"
+PROBE = str(HERE / "probe.py")
 NUMAPIN = (sys.executable, "-m", "numapin", "run")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 MODES = {"preferred": ("preferred", "preferred-many"), "bind": ("bind",), "interleave": ("interleave",)}
 NUM_PAGES = 8192
-NUM_TORCHRUNS = 5
 
 
-def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return the jobs for a machine: with defaults, under torchrun, and with its special conditions."""
-    if machine == "two-nodes-again":
-        return []
-    shown = gpus.shown(machine, nvml)
-    of_each = {
-        "two-nodes": [
-            _run("bind", "--memory", "bind", "--bind", "exclusive", "--nproc-per-node", "4", env=shown),
-            _run("refused", env=shown, refuse_policy=True),
-            _run("strict", "--strict", env=shown, refuse_policy=True),
-            _run("cpuset", env=shown, cpuset=("5-7", "1")),
-        ],
-        "four-nodes": [
-            _run("socket", "--bind", "socket", "--no-smt", env=shown),
-            _run("gpus", "--gpus", "0,3", env=shown),
-            _run("no-nvml", "--nproc-per-node", "4", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
-        ],
-        "memory-only": [
-            _run("no-gpus", "--nproc-per-node", "3", env={"CUDA_VISIBLE_DEVICES": ""}),
-            _run("interleave", "--memory", "interleave", env=shown),
-        ],
-    }
-    num_gpus = "4" if machine == "four-nodes" else "2"
-    num_runs = NUM_TORCHRUNS if results() else 0
-    torchrun = [Job(name=f"torchrun-{run}", argv=[*TORCHRUN, num_gpus, PROBE]) for run in range(num_runs)]
-    return [_run("default", env=shown), *torchrun, *of_each[machine]]
-
-
-def _run(name: str, *options: str, env: dict[str, str], **limits: Any) -> Job:
-    """Return a job that runs the probe under numapin and keeps the run directory."""
+def _run(name: str, *options: str, env: dict[str, str] = GPUS, **limits: Any) -> Job:
     run_dir = {"NUMAPIN_RUN_DIR": str(SHARE / name)}
-    return Job(name=name, argv=[*NUMAPIN, *options, PROBE], env={**env, **run_dir}, **limits)
+    return Job(name=name, argv=(*NUMAPIN, *options, PROBE), env={**env, **run_dir}, **limits)
 
 
-def _ranks(job: JobResult) -> list[tuple[dict[str, Any], Any]]:
+def _torchruns(num_ranks: int) -> list[Job]:
+    """Return plain torchrun's jobs, whose pages docs/results has beside ours."""
+    argv = [*TORCHRUN, str(num_ranks), PROBE]
+    return [Job(name=f"torchrun-{run}", argv=argv) for run in range(5 if os.environ.get("NUMAPIN_RESULTS") else 0)]
+
+
+JOBS = {
+    "two-nodes": [
+        *(_run("default"), *_torchruns(2)),
+        _run("bind", "--memory", "bind", "--bind", "exclusive", "--nproc-per-node", "4"),
+        _run("refused", refuse_policy=True),
+        _run("strict", "--strict", refuse_policy=True),
+        _run("cpuset", cpuset=("5-7", "1")),
+    ],
+    "four-nodes": [
+        *(_run("default"), *_torchruns(4)),
+        _run("socket", "--bind", "socket", "--no-smt"),
+        _run("gpus", "--gpus", "0,3"),
+        _run("no-nvml", "--nproc-per-node", "4", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+    ],
+    "memory-only": [
+        *(_run("default"), *_torchruns(2)),
+        _run("no-gpus", "--nproc-per-node", "3", env={"CUDA_VISIBLE_DEVICES": ""}),
+        _run("interleave", "--memory", "interleave"),
+    ],
+}
+
+
+def _ranks(result: VmResult, job: str) -> list[tuple[dict[str, Any], Any]]:
     """Return each rank's slice of the plan of the job's only run, and its probe's results; the job has succeeded."""
-    assert job.status == 0, job.shown()
-    (path,) = job.out.glob("**/plan.json")
+    assert result.jobs[job].status == 0, result.jobs[job].shown()
+    (path,) = result.jobs[job].out.glob("**/plan.json")
     plan = json.loads(path.read_text())
     assert plan["schema"] == "numapin.plan/1"
-    return [(rank, job.json(f"{rank['local_rank']}.json")) for rank in plan["ranks"]]
-
-
-def _assert_pages_on(nodes: frozenset[int], found: dict[str, Any]) -> None:
-    """Check that all of the mapping is on these nodes, by numa_maps and, unless refused, by move_pages."""
-    for pages in (found["numa_maps"]["mapping"]["pages"], found["pages"]):
-        if "error" not in pages:
-            assert {int(node) for node in pages} <= nodes
-            assert sum(pages.values()) == NUM_PAGES
+    return [(rank, result.found(job, f"{rank['local_rank']}.json")) for rank in plan["ranks"]]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +85,7 @@ def test_every_rank_is_where_the_plan_has_it(request: pytest.FixtureRequest, mac
     result: VmResult = request.getfixturevalue(machine)
     node_of = {gpu.address: gpu.node for gpu in result.machine.gpus}
     ranks = []
-    for rank, found in _ranks(result.jobs[job]):
+    for rank, found in _ranks(result, job):
         nodes: frozenset[int] = CpuSet.parse(rank["nodes"])
         assert len(found["threads"]) >= 2
         assert {thread["cpus"] for thread in found["threads"]} == {rank["cpus"]}, rank["reason"]
@@ -108,7 +96,10 @@ def test_every_rank_is_where_the_plan_has_it(request: pytest.FixtureRequest, mac
         else:
             assert found["policy"]["mode"] in MODES[rank["memory"]]
             assert found["policy"]["nodes"] == sorted(nodes)
-        _assert_pages_on(nodes, found)
+        for pages in (found["numa_maps"]["mapping"]["pages"], found["pages"]):
+            if "error" not in pages:
+                assert {int(node) for node in pages} <= nodes
+                assert sum(pages.values()) == NUM_PAGES
         assert rank["exact"] or job == "refused" or "node 1 is the nearest" in rank["reason"]
         ranks.append(
             {
@@ -119,6 +110,8 @@ def test_every_rank_is_where_the_plan_has_it(request: pytest.FixtureRequest, mac
             }
         )
     compare("run", f"{machine} {job}", ranks)
+    if job == "default":
+        _publish(result)
 
 
 def test_refused_policies_are_told(two_nodes: VmResult) -> None:
@@ -131,26 +124,20 @@ def test_refused_policies_are_told(two_nodes: VmResult) -> None:
 
 def test_interleaved_pages_are_spread_evenly(memory_only: VmResult) -> None:
     """--memory interleave puts as many pages on each node with CPUs, and none on the memory-only node."""
-    for _, found in _ranks(memory_only.jobs["interleave"]):
+    for _, found in _ranks(memory_only, "interleave"):
         assert set(found["pages"]) == {"0", "1"}
         assert abs(found["pages"]["0"] - found["pages"]["1"]) <= 1024  # huge pages are not split
 
 
-@pytest.mark.parametrize("machine", ["two_nodes", "four_nodes", "memory_only"])
-def test_all_pages_are_on_the_gpus_node(request: pytest.FixtureRequest, machine: str) -> None:
-    """With numapin the local share is 1; it is published beside torchrun's."""
-    result: VmResult = request.getfixturevalue(machine)
-    nodes = [int(rank["node"]) for rank, _ in _ranks(result.jobs["default"])]
+def _publish(result: VmResult) -> None:
+    nodes = [int(rank["node"]) for rank, _ in _ranks(result, "default")]
     rows = []
     for job in [job for job in result.jobs if job.startswith("torchrun") or job == "default"]:
         command, _, run = job.partition("-")
         for rank, node in enumerate(nodes):
-            found: Any = result.jobs[job].json(f"{rank}.json")
-            pages = found["numa_maps"]["mapping"]["pages"]  # Linux 6.1 hides those that it may migrate from move_pages
-            assert sum(pages.values()) == NUM_PAGES
-            local = pages.get(str(node), 0) / NUM_PAGES
-            assert command == "torchrun" or local == 1
-            place = {"rank": rank, "gpu_node": node, "pages": pages, "local": local}
+            # Linux 6.1 hides those that it may migrate from move_pages
+            pages = result.found(job, f"{rank}.json")["numa_maps"]["mapping"]["pages"]
+            place = {"rank": rank, "gpu_node": node, "pages": pages, "local": pages.get(str(node), 0) / NUM_PAGES}
             rows.append({"command": command, "run": int(run or 0), **place})
     content = {"machine": result.machine.name, "probe": "32 MiB touched once by one thread", "rows": rows}
     publish(f"vm-pages-{result.machine.name}.json", content)

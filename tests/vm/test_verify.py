@@ -6,19 +6,17 @@ The first rank of one job verifies itself while it violates its plan; the other 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, VmResult, cache, compare, publish, results
+from tests.vm.machine import GPUS, HERE, SHARE, Job, cache, compare, publish
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
+    from tests.vm.machine import VmResult
 
 PROBE = HERE / "verify_probe.py"
 RUN = (sys.executable, "-m", "numapin", "run", "--verify-after", "3", "--report")
@@ -35,29 +33,18 @@ LOOKS = {
 """What a probe does before each look, as the published results show it; those without a text are not published."""
 
 
-def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return the jobs for the two-node machine: the probe under numapin, and alone."""
-    if machine != "two-nodes":
-        return []
-    shown = {**gpus.shown(machine, nvml), **({"PROBE_TEXTS": "1"} if results() else {})}
-    rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    return [
-        Job(name="verify-run", argv=[*RUN, SHARE / "verify-run" / "report.json", PROBE], env=shown),
-        Job(name="verify-alone", argv=[sys.executable, PROBE, "self"], env={**shown, **rank}),
+_SHOWN = {**GPUS, **({"PROBE_TEXTS": "1"} if "NUMAPIN_RESULTS" in os.environ else {})}
+_RANK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+JOBS = {
+    "two-nodes": [
+        Job(name="verify-run", argv=[*RUN, SHARE / "verify-run" / "report.json", PROBE], env=_SHOWN),
+        Job(name="verify-alone", argv=[sys.executable, PROBE, "self"], env={**_SHOWN, **_RANK}),
     ]
+}
 
 
 def _job_of(look: str) -> str:
     return "verify-alone" if look == "unbound" else "verify-run"
-
-
-def _look(result: VmResult, name: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and the report of one `numapin verify`."""
-    job = result.jobs[_job_of(name)]
-    assert job.status == 0, job.shown()
-    found: Any = job.json(f"{name}.json")
-    assert found["report"] is not None, found["stderr"]
-    return found["status"], found["report"]
 
 
 @pytest.mark.parametrize("name", LOOKS)
@@ -68,7 +55,8 @@ def test_the_findings_of_a_look(two_nodes: VmResult, name: str) -> None:
     which narrowed itself. Migrated pages, and a rank that plain python started, are errors. Of small kinds of memory
     the kernel may move or leave some, so only anonymous memory is recorded.
     """
-    status, report = _look(two_nodes, name)
+    found = two_nodes.report(_job_of(name), f"{name}.json")
+    report = found["report"]
     words = {r"--pid \d+": "--pid PID", report["run"]: "RUN", r"[\d.]+ MiB": "N MiB", r"[\d.]+%": "N%"}
     ranks = []
     for rank in report["ranks"]:
@@ -79,12 +67,12 @@ def test_the_findings_of_a_look(two_nodes: VmResult, name: str) -> None:
         applied = rank["applied"] and rank["applied"]["cpus"]
         requested = f"{rank['requested']['cpus']} for GPU {rank['requested']['gpu']['index']}"
         ranks.append({"requested": requested, "applied": applied, "findings": texts})
-    compare("verify", name, {"status": status, "holds": report["holds"], "ranks": ranks})
+    compare("verify", name, {"status": found["status"], "holds": report["holds"], "ranks": ranks})
 
 
 def test_bound_job_is_green(two_nodes: VmResult) -> None:
     """Under numapin run threads, policies and the 64 MiB of each rank are as planned, and the table says so."""
-    _, report = _look(two_nodes, "green")
+    report = two_nodes.report("verify-run", "green.json")["report"]
     for rank, node in zip(report["ranks"], ("0", "1"), strict=True):
         (process, *_) = rank["observed"]["processes"]
         assert rank["applied"]["memory"] == "preferred"
@@ -100,22 +88,20 @@ def test_bound_job_is_green(two_nodes: VmResult) -> None:
 
 def test_migrated_pages_have_their_amount(two_nodes: VmResult) -> None:
     """After migrate_pages, the finding has at least the megabytes that the probe allocated."""
-    _, report = _look(two_nodes, "pages")
+    report = two_nodes.report("verify-run", "pages.json")["report"]
     (text,) = [each["what"] for each in report["ranks"][0]["findings"] if "anonymous memory" in each["what"]]
     assert float(text.partition("elsewhere: ")[2].split()[0]) >= REGION_MIB
 
 
 def test_report_of_the_run(two_nodes: VmResult) -> None:
     """--report has both ranks' requested, applied and observed bindings, and the launcher prints one line."""
-    job = two_nodes.jobs["verify-run"]
-    assert job.status == 0, job.shown()
-    report: Any = job.json("report.json")
+    job, report = two_nodes.jobs["verify-run"], two_nodes.found("verify-run", "report.json")
     assert (report["schema"], len(report["ranks"])) == ("numapin.report/1", 2)
     for rank in report["ranks"]:
         assert rank["requested"]["cpus"] == rank["applied"]["cpus"]
         assert rank["observed"]["processes"][0]["pid"] == rank["pid"]
     assert "numapin: verified: the plan " in job.stderr, job.shown()
-    if not results():
+    if "NUMAPIN_RESULTS" not in os.environ:
         return
     made = json.loads((cache() / "ready.json").read_text())
     parts = [f"two-nodes, {made['qemu']}, {made['kernel']}: numapin run verify_probe.py\n"]

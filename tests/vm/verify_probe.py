@@ -11,8 +11,6 @@ the first check, or of all if $PROBE_TEXTS is set.
 from __future__ import annotations
 
 import ctypes
-import json
-import mmap
 import os
 import sys
 import threading
@@ -20,41 +18,36 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.vm.agent import numapin
+from tests.vm.agent import numapin, verify
+from tests.vm.probe import touched
 
 REGION_BYTES: Final = 64 << 20
 OUT: Final = Path(os.environ["PROBE_OUT"])
 
 
 def main() -> None:
-    """Allocate memory, start a thread, and verify."""
+    is_alone = sys.argv[1:] == ["self"]
     allowed = os.sched_getaffinity(0)
-    if sys.argv[1:] == ["self"]:  # nothing binds it: its memory must be on node 0 wherever it was started
+    if is_alone:  # nothing binds it: its memory must be on node 0 wherever it was started
         os.sched_setaffinity(0, {0})
-    region = mmap.mmap(-1, REGION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for offset in range(0, REGION_BYTES, mmap.PAGESIZE):
-        region[offset] = 1
+    region = touched(REGION_BYTES)
     os.sched_setaffinity(0, allowed)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     try:
-        _play(thread.native_id or 0)
+        if is_alone:
+            _look("unbound", "--pid", str(os.getpid()))
+        elif os.environ["LOCAL_RANK"] == "0":
+            _wait_for("ready")
+            _misbehave(thread.native_id or 0)
+            (OUT / "done").touch()
+        else:
+            (OUT / "ready").touch()
+            _wait_for("done")
     finally:
         end.set()
-
-
-def _play(thread: int) -> None:
-    rank = os.environ.get("LOCAL_RANK", "0")
-    if sys.argv[1:] == ["self"]:
-        _look("unbound", "--pid", str(os.getpid()))
-    elif rank == "0":
-        _wait_for("ready")
-        _misbehave(thread)
-        (OUT / "done").touch()
-    else:
-        (OUT / "ready").touch()
-        _wait_for("done")
+        region.close()
 
 
 def _misbehave(thread: int) -> None:
@@ -86,9 +79,7 @@ def _migrate(*, source: int, target: int) -> None:
 def _look(name: str, *options: str) -> None:
     if name == "green" or "PROBE_TEXTS" in os.environ:
         (OUT / f"{name}.txt").write_text(numapin("verify", *options)["stdout"])
-    done = numapin("verify", "--json", *options)
-    report = json.loads(done["stdout"]) if done["stdout"] else None
-    (OUT / f"{name}.json").write_text(json.dumps({**done, "report": report}))
+    verify(OUT / f"{name}.json", *options)
 
 
 def _wait_for(name: str) -> None:
