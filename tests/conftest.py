@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,12 +20,11 @@ if _HERE not in [Path(folder).resolve() for folder in tests.__path__]:
         f"{_HERE.parent}: python -m pytest"
     )
 
+from collections.abc import Iterator, Mapping
+
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
 from tests.seam import run_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = _HERE.parent
 

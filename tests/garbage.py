@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 
 def left_by(use: Callable[[], object]) -> list[str]:

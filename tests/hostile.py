@@ -18,11 +18,9 @@ import os
 import resource
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 FILE_BYTES: Final = int(os.environ.get("HOSTILE_BYTES", "5000000"))
 LEAST_BYTES, MOST_BYTES = map(int, os.environ.get("HOSTILE_SIZES", f"-1 {1 << 40}").split())

@@ -6,12 +6,10 @@ If two processes race in a loop, luck decides whether one acts between two calls
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
+from types import FrameType
+from typing import Final
 
 _SYSTEM: Final = frozenset({"posix", "_io"})
 _BLIND: Final = frozenset({"fspath", "fstat", "close", "geteuid", "getpid", "urandom"})  # they look at no name

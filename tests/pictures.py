@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
@@ -14,8 +15,6 @@ from tests.machines.roots import HERE
 from tests.seam import NicKind, read_example
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.seam import Box, BoxKind, Picture
 
 _TOLERANCE = 0.2  # of a pixel, for rounding

@@ -10,14 +10,11 @@ import re
 import struct
 import subprocess
 import termios
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.integration.launching import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 WIDTH = 160
 

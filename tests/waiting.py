@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
+import pytest
 
 T = TypeVar("T")
 

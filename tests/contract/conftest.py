@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import pkgutil
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +18,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.contract.watching import LoaderClass
 
 

@@ -13,8 +13,9 @@ import sys
 import time
 import warnings
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,9 +24,6 @@ import numapin
 from tests.contract.datasets import Made
 from tests.contract.describe import assert_same, describe
 from tests.contract.zoo import Pair
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _DTYPES: Final = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64),

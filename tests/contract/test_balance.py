@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
@@ -17,9 +18,6 @@ from numapin.errors import UsageError
 from tests.contract.datasets import CountingSampler, Made, Raise, Rows, Stream, kill_worker, rows_with
 from tests.contract.seam import Balance
 from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
 

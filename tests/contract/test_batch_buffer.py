@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ from numapin.errors import UsageError
 from tests.contract.datasets import Made, Raise, row
 from tests.contract.seam import Packer, buffer
 from tests.contract.watching import TORCH, LoaderClass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 BATCH, NUM_BATCHES = 4, 12
 SHAPE = (64, 64)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from torch.utils.data import default_collate
 import numapin
 from tests.contract.datasets import Made
 from tests.contract.watching import TORCH
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 BF16 = torch.bfloat16
 LARGE = (1 << 20) + 3  # two of them are stacked on threads

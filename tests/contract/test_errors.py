@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +31,6 @@ from tests.contract.datasets import (
 )
 from tests.contract.describe import name_of
 from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, events, failure, pass_first_batches
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

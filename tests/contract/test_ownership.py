@@ -7,8 +7,9 @@ import gc
 import io
 import itertools
 import pickle
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,6 @@ import torch
 
 from tests.contract.datasets import Made, Rows, row
 from tests.contract.watching import TORCH, LoaderClass, pass_first_batches, reused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SIZE = 240  # rows; they make many more batches than a loop holds at a time
 DATASET = Rows(SIZE, delay_s=0.0005)

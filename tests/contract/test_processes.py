@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -19,11 +21,6 @@ from tests.contract.watching import TORCH, LoaderClass
 from tests.data.warm import ENVIRON, ROOT, forker
 from tests.integration.forking import CommandLine, Forked
 from tests.waiting import gone, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("stop_stepping", "fork"))
 

@@ -6,7 +6,8 @@ import gc
 import itertools
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ import numapin
 from tests.contract.datasets import Made, Raise, Reduced, Stream, kill_worker, row
 from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import STATEFUL, LoaderStateError, install
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 torchdata: Any = pytest.importorskip(
     "torchdata.stateful_dataloader.stateful_dataloader", reason="no torchdata; type: pip install .[dev]"

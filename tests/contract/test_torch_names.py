@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ import numapin
 from tests.contract.datasets import Raise
 from tests.contract.seam import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, TORCHDATA, torch_names
 from tests.data.warm import run_script
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(numapin.__file__).parent
 SITE = Path(torch.__file__).parents[1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,6 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from tests.contract.datasets import CountingSampler, ListedRows, Made, Rows, Stream, row
 from tests.contract.watching import TORCH, LoaderClass, assert_as_torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ from tests.contract.seam import MOST_KEPT
 from tests.contract.test_ownership import DATASET, SIZE, expected
 from tests.contract.watching import TORCH, LoaderClass, reused
 from tests.data.loopback import num_mapped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def hoarding() -> Callable[[list[Any]], Any]:

@@ -8,18 +8,16 @@ import re
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from tests.contract.describe import Described, assert_same_batches, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 TORCH = DataLoader
 LoaderClass: TypeAlias = type[DataLoader[Any]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import warnings
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,8 +19,6 @@ from tests.contract.datasets import Made, row
 from tests.contract.describe import Described, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tests.contract.watching import LoaderClass
 
 TORCHS_MAP = dict(collate.default_collate_fn_map)  # copied before the workers start

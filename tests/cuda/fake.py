@@ -8,18 +8,16 @@ import os
 import shutil
 import subprocess
 import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakSet
 
 import pytest
 
 from tests.cuda.seam import cuda
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOURCE: Final = Path(__file__).with_name("fake_cuda.c")
 _FLAGS: Final = ("-std=gnu99", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared", "-pthread")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ import torch
 
 from tests.cuda.seam import CudaRefused, Driver, cuda
 from tests.cuda.seam_torch import capture_lock, is_capturing, watch_captures
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -17,10 +18,6 @@ from tests.contract.describe import describe
 from tests.data import seam
 from tests.data.seam import cuda, decode
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 WAIT_S: Final = 120
 BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.integration.forking import CommandLine, Forker
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ENVIRON: Final = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}

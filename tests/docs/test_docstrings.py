@@ -7,7 +7,8 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ import numapin
 from numapin import errors, pinned
 from tests.docs.pages import DOCS, PAGES, name_of
 from tests.docs.seam import Stats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(numapin.discover, numapin.make_plan, numapin.spawn, numapin.bind_this_process, numapin.share, numapin.pack_bytes),

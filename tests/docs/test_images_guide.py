@@ -6,17 +6,15 @@ import re
 import sys
 from importlib import import_module
 from io import BytesIO
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.docs.pages import DOCS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 image: Any = pytest.importorskip("PIL.Image", reason="no pillow; type: pip install .[dev]")
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")  # of torchvision, from 0.29 on

@@ -8,6 +8,8 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -19,9 +21,6 @@ from tests.docs.test_pages import check_command_line
 from tests.unit.watched import job, rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from prometheus_client.metrics_core import Metric
 
 _FOLDER: Final = ROOT / "examples" / "monitoring"

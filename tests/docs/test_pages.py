@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 import pytest
@@ -17,9 +17,6 @@ from numapin.errors import UsageError
 from scripts import docs_site
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, command_lines_of, links_of, name_of, prose_of
 from tests.docs.seam import GpuVendor, NodeSource, numapin, options, run, trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 README = ROOT / "README.md"
 MAX_README_LINES = 110

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import kubernetes_validate
@@ -21,8 +22,6 @@ from tests.jobs.schemas import versions
 from tests.nvml.fake import FakeGpu, render
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.nvml.fake import FakeNvml
 
 _PAGE: Final = (DOCS / "guides" / "prolog.md").read_text()

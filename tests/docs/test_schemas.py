@@ -7,9 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,9 +20,6 @@ from tests.docs import seam
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
 from tests.unit.planned import PLANNED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"

@@ -11,6 +11,7 @@ import pwd
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,6 @@ from typing import TYPE_CHECKING, Final
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.engines.machines import Machine
     from tests.integration.launching import Done
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from tests.engines.cluster import Cluster, find, slurm
 from tests.engines.machines import Machine, pair
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 PACKAGES: Final[Mapping[str, str]] = {
     "munged": "munge",

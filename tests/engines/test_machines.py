@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,6 @@ from tests.engines.machines import INTERFACE, Machine, pair
 from tests.engines.told import PROBE, met_in, ranks_in, run_on_each
 from tests.integration.launching import NUMAPIN
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
 
 pytestmark = [pytest.mark.netns, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
 BOTH = {"GLOO_SOCKET_IFNAME": INTERFACE}

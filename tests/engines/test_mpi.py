@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,6 @@ from tests.integration.launching import numapin
 from tests.needs import needs_two_cpus
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.engines.machines import Machine
     from tests.integration.launching import Done
 

@@ -12,11 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -24,9 +25,6 @@ from tests.engines.seam import proc
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script, torchs_store
 from tests.needs import needs_root
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A group, so that jobs that several tests use are started once.
 pytestmark = [pytest.mark.xdist_group("rendezvous"), pytest.mark.timeout(900)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,8 +11,6 @@ from tests.engines.seam import CpuSet
 from tests.integration.launching import NUMAPIN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tests.engines.machines import Machine
 
 HERE: Final = Path(__file__).resolve().parent

@@ -11,17 +11,15 @@ import tempfile
 import time
 import uuid
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tests.integration.forking import CommandLine
 from tests.integration.launching import environment, free_port, script, start
 from tests.integration.seam import handover, run_folder
 from tests.waiting import gone, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT_S = 120.0
 CPUS = len(os.sched_getaffinity(0))

@@ -25,13 +25,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
 
 _IMPORTED: Final = (
     *("torch.distributed.run", "torch.distributed.launcher.api"),

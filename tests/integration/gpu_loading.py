@@ -6,9 +6,10 @@ import gc
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from torch.utils.data import Dataset
 from numapin import pinned
 from tests.integration.seam import PINNED
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 4

@@ -11,20 +11,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.integration.forking import CommandLine, Forked, Forker
 from tests.integration.seam import proc
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

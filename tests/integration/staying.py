@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.integration.forking import CommandLine
 from tests.integration.launching import environment, script, start
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # Runs until the file of the second argument exists and, if it is a report, has a verdict. A third argument is a CPU to
 # which it moves its thread at the start.

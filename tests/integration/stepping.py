@@ -5,12 +5,10 @@ Scripts beside it start in 0.05 s instead of 1.5 s. Tests of what is counted, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tests.integration.launching import script
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _MODULES: Final = {
     "__init__": "class cuda: is_initialized = staticmethod(lambda: False)",

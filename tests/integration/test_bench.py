@@ -7,16 +7,13 @@ import os
 import pty
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.integration.launching import NUMAPIN, environment, forked_bench
 from tests.integration.seam import CASES, proc
 from tests.waiting import gone, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("bench")  # so that torch is imported once
 SHORT = ("--repeats", "2", "--seconds", "0.2", "--warm-up", "0", "--batches", "1")

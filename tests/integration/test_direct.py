@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,6 @@ from tests.integration.faulty import PRELUDE, Job, handles, meeting
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, numapin, script
 from tests.terminals import on_terminal
 from tests.waiting import gone, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 DIRECT = ("run", "--quiet")
 TWO = ("--nproc-per-node", "2")

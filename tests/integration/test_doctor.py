@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +17,6 @@ from tests.nvml import fake
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.integration.launching import Done
 
 GPUS = [

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from torch.distributed.run import get_args_parser
 
 from tests.integration.launching import numapin, script, torchrun
 from tests.integration.seam import TORCHRUN_OPTIONS
 from tests.needs import TORCH_VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
 PAGE = Path(__file__).parents[2] / "docs" / "moving-from-torchrun.md"
 

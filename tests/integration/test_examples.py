@@ -13,9 +13,10 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pytest
 import torch
@@ -25,9 +26,6 @@ from tests.integration.forking import CommandLine, Forker
 from tests.integration.launching import WITHOUT_COMPILER, Done, environment, numapin, observed, script, start
 from tests.integration.test_gpu import UUIDS, needs_gpu
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.xdist_group("examples")  # so that the frameworks are imported once
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

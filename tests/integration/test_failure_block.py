@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +36,6 @@ from tests.needs import needs_root
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tests.integration.forking import Forked
 
 PAGE = Path(__file__).with_name("failure-blocks.md")

@@ -10,8 +10,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -20,9 +20,6 @@ from tests.integration.faulty import LIMIT_S, Job, JobFromTheStart, handles, mee
 from tests.integration.launching import TORCH_QUICKLY
 from tests.nvml import fake
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TABLE = Path(__file__).with_name("faults.md")
 TWO = ["--nproc-per-node", "2"]

@@ -11,9 +11,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from tests.integration.faulty import PRELUDE
 from tests.integration.launching import NUMAPIN, environment, free_port, script
 from tests.integration.seam import fixed_hosts, main
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT_S = 90
 HOST = os.uname().nodename

@@ -9,18 +9,16 @@ run`, it calls the hook of --dataloader with torch's module, as the hook does wh
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.forking import CommandLine, Forker
 from tests.integration.launching import Done, environment, numapin, script
 from tests.needs import needs_accelerate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("frameworks")  # so that they are imported once
 needs_lightning = pytest.mark.skipif(

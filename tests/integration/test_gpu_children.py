@@ -6,16 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.launching import NUMAPIN, call, environment, numapin, script
 from tests.integration.test_gpu import needs_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = needs_gpu
 NUM_CPUS = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +12,6 @@ import pytest
 from tests.integration.gpu_loading import needs_gpu, run_program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.cuda.fake import FakeCuda
 
 WAYS = ("whole", "broken off", "kept", "persistent", "in the middle")

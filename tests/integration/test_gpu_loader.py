@@ -7,7 +7,9 @@ import multiprocessing
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,10 +34,6 @@ from tests.integration.gpu_loading import (
     wrong_ones,
 )
 from tests.integration.seam import Driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = uses_gpu
 

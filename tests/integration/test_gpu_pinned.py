@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +32,6 @@ from tests.integration.gpu_loading import (
 )
 from tests.integration.seam import CudaRefused, Driver
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = uses_gpu
 

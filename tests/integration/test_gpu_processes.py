@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,10 +17,6 @@ from numapin.errors import RankError
 from tests.integration.faulty import LIMIT_S, Job, handles
 from tests.integration.test_gpu import UUIDS, needs_gpu
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = needs_gpu
 each_number = pytest.mark.parametrize(

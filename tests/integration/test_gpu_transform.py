@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,6 @@ import torch
 import numapin
 from tests.integration.gpu_loading import BATCH, CYCLES, MIB, Filled, assert_no_error_is_pending, cuda, needs_gpu
 from tests.integration.seam import Driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = needs_gpu
 

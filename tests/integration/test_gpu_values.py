@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,6 @@ from tests.contract.datasets import Made
 from tests.contract.describe import describe
 from tests.contract.zoo import ZOO
 from tests.integration.gpu_loading import uses_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [
     *uses_gpu,

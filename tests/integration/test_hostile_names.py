@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,6 @@ from tests.terminals import FORGED, HOSTILE, Shown, on_terminal
 from tests.trace.made import loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numapin import Plan
 
 pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder is made once

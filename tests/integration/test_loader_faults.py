@@ -12,8 +12,9 @@ import sys
 import termios
 import traceback
 from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,6 @@ import numapin
 from tests.contract.datasets import Made
 from tests.integration.seam import state_of
 from tests.waiting import joins_in_vain, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROWS = 64
 BATCH = 4

@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,10 +27,6 @@ from tests.data.warm import run_script
 from tests.integration.seam import FORKS_ISSUE, forks_may_hang, state_of
 from tests.integration.seam_torch import HandedDown, forking
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ROWS = 40
 NUMBERS = Made(lambda index: torch.cat((torch.full((8,), float(index)), torch.rand(8))), ROWS)  # with own randomness

@@ -6,17 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from tests.integration.launching import WITHOUT_COMPILER, Done, call, script
 from tests.integration.stepping import training_script
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.xdist_group("planted")  # so that the commands are started once
 

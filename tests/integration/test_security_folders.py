@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -30,9 +31,6 @@ from tests.integration.seam import handover, run_folder, write_text_to
 from tests.moments import acting
 from tests.needs import needs_root
 from tests.trace.made import loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = needs_root
 

@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from tests.data.warm import run_script
 from tests.integration.forking import CommandLine
 from tests.integration.launching import Done, all_ended, call, environment, numapin, script, start, torchrun
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 IN_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")  # with the network and the user of the host
 BEGIN = """

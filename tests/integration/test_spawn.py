@@ -12,10 +12,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,6 @@ from tests.integration.seam import (
 from tests.needs import needs_root, needs_two_cpus
 from tests.recorded.screens import compare_answers
 from tests.waiting import gone, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = str(Path(__file__).parents[2])
 

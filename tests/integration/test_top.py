@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import termios
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,8 +35,6 @@ from tests.unit.planned import PLANNED
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.nvml.fake import FakeNvml
 
 _SLEEPING = ("230", "115")  # clock_nanosleep on x86-64 and Arm: between the two samples

@@ -10,7 +10,8 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from tests.integration.seam import numapin as commands
 from tests.integration.seam import read_trace
 from tests.integration.warm_ranks import forked_script
 from tests.trace.made import loop, record
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("warm ranks")  # one process has torch imported
 

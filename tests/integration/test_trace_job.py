@@ -9,7 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,6 @@ from tests.integration.launching import (
 from tests.integration.seam import read_trace
 from tests.integration.warm_ranks import client, forked_script
 from tests.waiting import gone, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("warm ranks")  # one process has torch imported
 LIMIT_S = 60

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from tests.integration.launching import NUMAPIN, Done, call, environment, forked
 from tests.integration.seam import CpuSet, handover, run_folder
 from tests.integration.staying import JOB, staying_job
 from tests.needs import needs_root, needs_two_cpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPUS = sorted(os.sched_getaffinity(0))
 

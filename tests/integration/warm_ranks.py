@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import atexit
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tests.integration.forking import Forker
 from tests.integration.launching import environment, script
 from tests.integration.seam import StepSettings, steps_environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _IMPORTED: Final = (
     *("torch", "torch.distributed", "torch.optim", "torch.profiler", "torch.utils.data"),

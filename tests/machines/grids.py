@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from numapin import Allowed, Core, Gpu, Node, Package, Topology
 from tests.machines.seam import CpuSet, NodeKind, NodeSource
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def grid(

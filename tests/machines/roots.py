@@ -7,16 +7,14 @@ The tree has Linux's own layout, with lists and masks, so that our reader can be
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.machines.seam import CpuSet, NvmlReading, NvmlReadings, cpu_set, pci_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in HERE.glob("*.toml")))

@@ -10,12 +10,10 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("fake_nvml.c")
 _NO_GPUS: Final = ("switch", "npu", "off")  # other far ends of an NVLink

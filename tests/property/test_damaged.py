@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -26,8 +27,6 @@ from tests.property.seam import Mig, Pcie, build, nccl_nodes, read_hwloc, read_n
 from tests.property.trees import all_files, changed, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tests.property.seam import Readings
 
 FILES: Final = [(name, kind) for name in NAMES for kind in load(name).described]

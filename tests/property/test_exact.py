@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -21,8 +22,6 @@ from tests.property.test_plan import plan_or_none
 from tests.property.trees import all_files, changed, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from numapin import Plan, Topology
 
 CPU: Final = r"sys/devices/system/cpu/cpu\d+"

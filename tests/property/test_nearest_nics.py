@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import random as randoms
 from collections import Counter
 from dataclasses import replace
 from itertools import product
 from math import inf, prod
-from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 from numapin import Link, Nic, Topology
 from tests.machines.grids import grid
 from tests.property.seam import LinkKind, NicKind, nearest_by_link, rdma_adapters
-
-if TYPE_CHECKING:
-    import random as randoms
 
 _WORDS = [word.value for word in LinkKind]
 several = settings(max_examples=200)

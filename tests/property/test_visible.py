@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin import Gpu
 from tests.property.seam import Mig, apply_visibility
-
-if TYPE_CHECKING:
-    from random import Random
 
 _DIGITS = "0123456789abcdef"
 

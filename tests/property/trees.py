@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import atexit
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.machines.roots import load, write_root
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - thousands of small files
 

@@ -13,17 +13,15 @@ import selectors
 import shlex
 import struct
 import termios
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from rich.console import Console, RenderableType
 
 from numapin import __version__
 from tests.integration.forking import CommandLine, Forker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 HERE: Final = Path(__file__).parent
 _WIDTH: Final = 80

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -32,10 +34,6 @@ from tests.pictures import golden_machine, many_nics, snc4
 from tests.recorded.failures import ENDS, block
 from tests.recorded.screens import HERE, Screens, compare
 from tests.recorded.seam import numapin as commands
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
 HAS = "sockets=2,nodes=4,gpus=3,nics=0"

@@ -5,12 +5,10 @@ The base machine "two" has two packages of one node each: CPUs 0-3,8-11, sibling
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from tests.topology.reading import Case, Files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 CGROUP2: Final = {"proc/self/cgroup": "0::/slice/job", "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"}
 GPU: Final = {"vendor": "0x10de", "class": "0x030200", "numa_node": "1", "local_cpulist": "2-3,10-11"}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from tests.topology.reading import Case
 from tests.topology.seam import BY_PCI_ID
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 AMD8: Final = "1pkg-4node-smt2-8amd"  # eight GPUs, whose UUIDs are GPU-000000000000a000 to …a007
 NPS4: Final = "2pkg-8node-nps4-8amd"  # eight GPUs that the KFD numbers in another order than PCI

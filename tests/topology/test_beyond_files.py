@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,6 @@ from tests.topology.seam import (
     read_speeds,
     tree,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHROOTED = """if True:
     import ctypes, os, sys

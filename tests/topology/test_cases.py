@@ -7,17 +7,15 @@ says what its effect must be.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from tests.recorded.screens import compare
 from tests.topology import cases_documents, cases_gpus, cases_kernel, cases_vendors, cases_visible
 from tests.topology.reading import Case, facts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 TABLES: Final[dict[str, Mapping[str, Case]]] = {

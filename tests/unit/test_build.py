@@ -11,15 +11,13 @@ import sys
 import tomllib
 from importlib.metadata import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import ModuleType
+from typing import Final
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CONTENT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -17,16 +17,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.vm.agent import numapin
 from tests.vm.seam import address_of, numa, proc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB: Final = 1 << 20
 SIZES_MIB: Final = {"private": 64, "huge": 8, "mlocked": 8, "shared": 8, "placed": 8, "pinned": 4}

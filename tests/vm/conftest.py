@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
 from tests.vm.machine import HERE, REPOSITORY, TEST_LIMIT_S, Job, VmMachine, VmResult, boot, missing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MACHINES: Final = ("two-nodes", "two-nodes-again", "four-nodes", "memory-only")
 NUMAPIN: Final = (

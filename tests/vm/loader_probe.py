@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.utils.data
@@ -29,9 +30,6 @@ from numapin.errors import BindingRefused
 from tests.vm import probe
 from tests.vm.seam import numa
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB: Final = 1 << 20
 ROWS: Final = 32

@@ -13,17 +13,15 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.machines.compact import compact
 from tests.nvml import fake
 from tests.vm.seam import CpuSet, cpu_set
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent

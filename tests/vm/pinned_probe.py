@@ -13,9 +13,10 @@ import json
 import os
 import runpy
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch.cuda import _pin_memory_utils
@@ -24,9 +25,6 @@ from numapin import pinned
 from tests.cuda.fake import installed
 from tests.vm.seam import cuda, numa, reclaimer
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB: Final = 1 << 20
 SIZE: Final = 8 * MIB

@@ -12,13 +12,11 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.vm.children_probe import OUT, write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MPOL_BIND: Final = 2
 CLEARS: Final = "TLLM_NUMA_AWARE_WORKER_AFFINITY"

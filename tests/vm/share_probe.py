@@ -13,17 +13,15 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 import numapin
 from tests.vm.probe import MAPPING_BYTES, mapped_at
 from tests.vm.seam import numa
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NUM_TUPLES: Final = 20_000
 

@@ -6,13 +6,12 @@ torch's cache knows sizes only: memory that one GPU's thread has freed goes to t
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.vm.machine import GPUS, Job, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.vm.machine import VmResult
 
 JOBS = {"two-nodes": [Job(name="pinned", argv=(sys.executable, "-m", "tests.vm.pinned_probe"), env=GPUS)]}

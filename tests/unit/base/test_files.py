@@ -7,10 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,10 +28,6 @@ from tests.unit.base.seam import (
     read_file,
     write_text_to,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 STRANGER = 54321
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -14,9 +15,6 @@ from numapin.errors import NumapinError
 from tests.moments import acting
 from tests.needs import needs_root
 from tests.unit.base.seam import write_text_to
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = needs_root
 

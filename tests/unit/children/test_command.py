@@ -7,16 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.unit.children.below import table
 from tests.unit.children.seam import BINDING, CHILDREN, HOOK, command, conclude, proc, variables
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _bound(folder: Path, pid: int, *gpus: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from tests.unit.children.seam import (
     known_device,
     num_visible,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LISTS = hiding_variables()
 NAMES = (*LISTS, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from numapin import Memory
 from tests.needs import needs_two_cpus
 from tests.unit.children.below import CPUS, run
 from tests.unit.children.seam import is_chosen
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @needs_two_cpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,6 @@ from tests.data.loopback import ANYWHERE, Loopback, loopback
 from tests.unit.data.seam import DataPath, PathOptions, watch_captures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cuda.fake import FakeCuda
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from tests.unit.data.seam import Balance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # Batches per second of eight processes that did the same work on one machine: cores are not equal.
 UNEQUAL: Final = [1 / rate for rate in (197, 210, 225, 235, 240, 250, 260, 327)]

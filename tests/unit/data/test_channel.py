@@ -8,10 +8,12 @@ import pickle
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -20,10 +22,6 @@ from tests.unit.data import seam
 from tests.unit.data.seam import message_encode, packing
 from tests.unit.data.test_packing import HEAD
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.process import BaseProcess
 
 WAIT_S: Final = 120
 PIPE_BYTES: Final = 1 << 16

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -23,9 +24,6 @@ from tests.data.loopback import WAIT_S, in_forked_child, make_head
 from tests.integration.gpu_loading import BATCH, Filled, wrong_ones
 from tests.unit.data.seam import CudaRefused, _Copy, opening, small_runs, tensors_in
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 NUM_BATCHES = 24
 LONG = 1 << 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +12,6 @@ import torch
 from tests.data.loopback import in_forked_child
 from tests.data.warm import run_script
 from tests.unit.data.seam import keep_in_children
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MEMORY = """
 import gc, os

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -17,10 +19,6 @@ from tests.data.loopback import ANYWHERE
 from tests.machines import roots
 from tests.unit.data import seam
 from tests.unit.data.seam import BINDING, CpuSet, Locality, find_locality
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Written: TypeAlias = "Callable[[str], Path]"
 RANK = RankPlan(

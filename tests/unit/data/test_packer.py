@@ -7,8 +7,9 @@ import gc
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from tests.contract.zoo import Graph
 from tests.data.loopback import Loopback, batch_of, in_slot, lent, loopback, num_mapped, num_open, ramp, same
 from tests.unit.data import seam
 from tests.unit.data.seam import copied, packing, placement, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KIB: Final = 1 << 10
 

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType, SimpleNamespace
@@ -30,8 +31,6 @@ from tests.unit.data.seam import PINNED, CpuSet, Driver, LockRoom, Placement, Re
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.cuda.fake import FakeCuda
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

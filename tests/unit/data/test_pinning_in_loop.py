@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections import namedtuple
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import pytest
 import torch
@@ -20,10 +21,6 @@ from tests.data.loopback import WAIT_S
 from tests.integration.gpu_loading import BATCH, Filled, is_right, wrong_ones
 from tests.unit.data.seam import PINNED, cuda
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 NUM_BATCHES: Final = 24
 BYTES: Final = 1 << 14

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -32,8 +33,6 @@ from tests.unit.data.seam import memory, pinning, placement, share_on
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tests.cuda.fake import FakeCuda
 
 PAGE: Final = mmap.PAGESIZE

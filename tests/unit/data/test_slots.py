@@ -6,9 +6,10 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -19,9 +20,6 @@ from tests.contract.datasets import Raise
 from tests.data.loopback import ANYWHERE, make_slot, num_mapped, num_open, slot_descriptors
 from tests.unit.data import seam
 from tests.unit.data.seam import capacity_for, map_memfd, memory, placement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 PAGE: Final = mmap.PAGESIZE
 SIZE: Final = 4 * PAGE

@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import resource
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from tests.data.loopback import in_forked_child
 from tests.unit.data import seam
 from tests.unit.data.seam import read_loaders, read_record, usage_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def usage(rank: int = 0, **fields: Any) -> seam.LoaderUsage:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import pytest
 import torch
@@ -31,10 +33,6 @@ from tests.unit.data.seam import (
     threads,
 )
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 Stack: TypeAlias = "Callable[[list[torch.Tensor], int], torch.Tensor]"
 needs_stores = pytest.mark.skipif(not memory.can_pass_caches(), reason="no C compiler when numapin was installed")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.unit.launcher.seam import Connection, PeerRefused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

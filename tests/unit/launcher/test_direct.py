@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from numapin import Request, make_plan
 from numapin.errors import NumapinError, Stopped
 from tests.pictures import golden_machine
 from tests.unit.launcher.seam import Alarm, HostPlace, LastLook, RankOutput, StartedRank, launch, notes_of, parse, ranks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("argument", ["a\0b", "x" * (1 << 18)], ids=["NUL", "too long"])

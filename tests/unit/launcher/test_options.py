@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -16,10 +17,6 @@ from numapin.errors import UsageError
 from tests.needs import TORCH_VERSION
 from tests.recorded.screens import compare_answers
 from tests.unit.launcher.seam import OPTIONS, TORCHRUN_OPTIONS, Job, TorchrunCommand, parse, why_known
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
 
 OWN = {name: not option.is_flag for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
 SCRIPT = str(Path(__file__).resolve())

@@ -12,10 +12,10 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,9 +25,6 @@ from tests.needs import needs_root
 from tests.recorded.screens import compare_answers
 from tests.unit.launcher.seam import handover, run_folder
 from tests.unit.planned import PLANNED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
 

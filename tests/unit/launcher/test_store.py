@@ -12,10 +12,11 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
@@ -33,9 +34,6 @@ from tests.unit.launcher.seam import (
     store_server,
 )
 from tests.unit.launcher.seam import store as launcher_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 LIMIT = timedelta(seconds=120)
 PIPE = subprocess.PIPE

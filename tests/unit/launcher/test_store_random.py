@@ -14,18 +14,15 @@ import os
 import random
 import socket
 import struct
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
 
 from tests.unit.launcher.seam import LOOPBACK, MAGIC, REQUESTS
 from tests.unit.launcher.test_store import serving_process, string, strings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import pytest
 
 NUM_TALKS: Final = 4
 STEPS: Final = 250

@@ -6,15 +6,13 @@ a case says what its recorded plan must show.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from numapin import Allowed, Bind, Gpu, Link, Memory, Nic, Topology
 from tests.machines.grids import gpu, grid
 from tests.unit.plan.seam import CpuSet, CpuSpeed, Mig, NicKind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)

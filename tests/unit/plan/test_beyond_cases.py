@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -31,10 +32,6 @@ from tests.unit.plan.seam import (
     plan_task,
     slice_text,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 REQUESTS = [Request(bind=mode, memory=memory) for mode in Bind for memory in (None, *Memory)]
 CANNOT = (Memory.NONE, Memory.INTERLEAVE)

@@ -6,6 +6,7 @@ NUMAPIN_UPDATE_GOLDEN=1 records them again, so that a change is a diff to review
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +17,6 @@ from tests.unit.plan.cases import CASES, Case
 from tests.unit.plan.seam import exported, settle_gpus, with_users_nics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numapin import RankPlan
 
 RECORDED: Final = Path(__file__).with_name("plans.json")

@@ -12,17 +12,15 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.recorded.screens import compare
 from tests.unit.rank.seam import HOOK
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FILE = "error.json"
 

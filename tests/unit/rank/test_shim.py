@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from numapin.errors import NumapinError
 from tests.unit.planned import PLANNED
 from tests.unit.rank.seam import CpuSet, NicLibrary, exported, handover, shim
 from tests.unit.rank.seam import rehearse_rehearse as rehearse
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPUS = CpuSet(os.sched_getaffinity(0))
 RANK = replace(PLANNED, cpus=CPUS, nodes=CpuSet({0}), node=0, reason='all of "node 0", é\n')

@@ -7,15 +7,12 @@ import signal
 import subprocess
 import sys
 from collections import UserDict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.needs import needs_root
 from tests.unit.rank.seam import signals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHILD = """
 import os, select, signal, sys

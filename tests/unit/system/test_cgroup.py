@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.unit.system.seam import Tree, cgroup, own_cgroups
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 V2 = {
     "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from time import thread_time
 from timeit import timeit
 from typing import TYPE_CHECKING
@@ -16,8 +17,6 @@ import pytest
 from tests.unit.system.seam import CudaRefused, Driver, cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.cuda.fake import FakeCuda
 
 PAGE = 4096

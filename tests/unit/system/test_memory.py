@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -35,10 +36,6 @@ from tests.unit.system.seam import (
     read_numa_maps,
 )
 from tests.unit.system.seam import memory as memory_calls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
 
 PAGE: Final = mmap.PAGESIZE
 CPUS: Final = CpuSet(os.sched_getaffinity(0))

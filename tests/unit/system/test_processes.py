@@ -9,19 +9,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.needs import needs_two_cpus
 from tests.unit.system.seam import descendants, numa_maps, proc, state_of, threads, waits_forever
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 CPUS = frozenset(os.sched_getaffinity(0))
 LAST = {max(CPUS)}

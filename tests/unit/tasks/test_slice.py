@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,6 @@ from tests.unit.tasks.seam import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numapin import RankPlan
 
 HERE: Final = Path(__file__).parent

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
@@ -14,10 +14,6 @@ from numapin import Allowed, Core, Gpu, Nic, Node, Package, Request, Topology, d
 from numapin.errors import UsageError
 from tests.machines.grids import gpu, grid
 from tests.unit.topology.seam import CpuSet, NodeKind, NodeSource, reader, sysfs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 HWLOC = '<topology version="2.0"><object type="Machine"><object type="PU" os_index="7"/></object></topology>'
 NCCL = '<system version="1"><cpu numaid="0" affinity="00000100"/></system>'

@@ -5,6 +5,7 @@ The path is that of the program: a sysfs tree, NVML's and NCCL's word -> reading
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,8 +31,6 @@ from tests.unit.topology.seam import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tests.unit.topology.seam import Readings
 
 FILES = [(name, kind) for name in NAMES for kind in load(name).described]

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +22,6 @@ from tests.recorded.screens import compare
 from tests.unit.topology.seam import NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from tests.nvml.fake import FakeNvml
 
 _SAMPLE = Path(__file__).parents[2] / "nvml" / "h200-x2-vm.nvml"

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -18,9 +20,6 @@ from tests.machines.roots import NAMES, describe, load, write_root
 from tests.unit.topology.seam import PCI_ORDER, CpuSet, build, cpu_set, read_hwloc, read_sysfs, xmlfile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
     from numapin import Gpu, Nic, Topology
 
 LSTOPO: Final = shutil.which("lstopo-no-graphics")
