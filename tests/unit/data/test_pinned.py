@@ -97,6 +97,8 @@ class TestEmpty:
 @pytest.fixture
 def all_returned(gpu: FakeCuda) -> Iterator[None]:
     """Check afterwards that all memory is idle once nothing refers to it, and that `trim` releases it."""
+    gc.collect()
+    assert wait_until(lambda: PINNED.total == num_idle_bytes(), limit_s=60)  # slots of earlier tests are released late
     before = PINNED.total
     yield
     gpu.set(hold_events=0, limit_bytes=-1)
