@@ -208,7 +208,7 @@ def job(
 class Attacked:
     """The outcome of an attack: the ports before it, the attacked ports with their stores' keys, and the statuses.
 
-    The folder of the job has `owned` or `owned.UID` if the attacker's pickle was read.
+    The folder of the job has `owned` if the attacker's pickle was read.
     """
 
     job: Job
@@ -225,12 +225,6 @@ def attack(port: int, marker: Path) -> list[str]:
     )
     keys: list[str] = json.loads(done.stdout)
     return keys
-
-
-def join(victim: Job, *, limit_s: int) -> None:
-    """Let another user try to take the place of a job's second rank, for so long."""
-    attacker = [sys.executable, JOINING, str(victim.master_port), str(victim.folder / "owned"), str(limit_s)]
-    subprocess.run(attacker, capture_output=True, timeout=LIMIT_S, check=False)
 
 
 @needs_root
@@ -273,8 +267,6 @@ def _attacked(folder: Path, *, hosts: int) -> Iterator[Attacked]:
         pids = {process.pid for process in victim.processes}
         ports = [port for port in victim.ports() if port.pid in pids]
         keys = [attack(port.port, folder / "owned") for port in ports] if ROOT else []
-        if ROOT and hosts == 1:
-            join(victim, limit_s=2)
         ends_by_itself = ROOT and hosts > 1
         statuses = [process.wait(LIMIT_S) for process in victim.processes] if ends_by_itself else victim.let_go()
         yield Attacked(victim, places, ports, keys, statuses)
@@ -292,10 +284,7 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 @needs_root
 def test_one_host_is_closed_to_other_users(one_host: Attacked) -> None:
-    """On one host the launcher listens on one loopback port, which refuses another user; the job succeeds.
-
-    So he cannot take the place of a rank either.
-    """
+    """On one host the launcher listens on one loopback port, which refuses another user; the job succeeds."""
     (port,) = one_host.ports
     assert (port.address, port.port) == ("127.0.0.1", one_host.job.master_port)
     assert one_host.keys == [[]]
@@ -305,20 +294,27 @@ def test_one_host_is_closed_to_other_users(one_host: Attacked) -> None:
 
 
 @needs_root
-def test_the_documented_danger_of_torchs_store(tmp_path: Path) -> None:
-    """Another user joins as a rank, and all_gather_object runs his code: numapin cannot close that and documents it.
+@pytest.mark.parametrize("is_torchs", [False, True], ids=["numapin's store", "torch's store"])
+def test_the_place_of_a_late_rank(tmp_path: Path, is_torchs: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Another user cannot take it; from torch's store he can, and all_gather_object runs his code, as documented.
 
-    If this test fails because torch has closed it, docs/security.md, SECURITY.md and docs/limits.md claim too much.
+    If this fails because torch has closed its store, docs/security.md, SECURITY.md and docs/limits.md claim too much.
     """
     folder = tmp_path / "job"
     tmp_path.chmod(0o755)
     folder.mkdir()
-    options = ("--quiet", "--nproc-per-node", "2", *torchs_store())
+    options = ("--quiet", "--nproc-per-node", "2", *(torchs_store() if is_torchs else ()))
     victim = Job(folder, [[*NUMAPIN, "run", *options, script(folder, LATE), str(folder)]], [{}], identity="")
     try:
         assert wait_until((folder / "port").exists, limit_s=LIMIT_S), victim.err.read_text()
-        join(victim, limit_s=120)
-        assert wait_until((folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
+        arguments = (str(victim.master_port), str(folder / "owned"), "120" if is_torchs else "10")
+        subprocess.run([sys.executable, JOINING, *arguments], capture_output=True, timeout=LIMIT_S, check=False)
+        if is_torchs:
+            assert wait_until((folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
+        else:
+            assert f"the ranks' store refused a connection of user {NOBODY}" in victim.err.read_text()
+            assert victim.processes[0].poll() is None
+            assert not list(folder.glob("owned*"))
     finally:
         victim.end()
 

@@ -120,7 +120,7 @@ def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Pat
 def test_the_example_saves_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     """train_checkpoint.py survives a SIGUSR1 that srun sends to every process, including DataLoader workers.
 
-    This is a script of the form "node". The job never ends by itself: a time that is too short for the signal is none.
+    This is a script of the form "node". The job never ends by itself, so the signal cannot come too late.
     """
     shape = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue")
     program = (str(HERE.parents[1] / "examples" / "train_checkpoint.py"), "--epochs", "99999")

@@ -42,7 +42,7 @@ def _machine(name: str) -> Any:
         jobs.sort(key=lambda job: job.spoils)
         names = {job.name for job in jobs}
         # In emulation torch takes longer to import than a machine to boot.
-        torch = ("numapin.data.loader",) if names & {"load-bound", "pinned"} else ()
+        torch = ("numapin.data.loader", "tests.waiting") if names & {"load-rank", "pinned"} else ()
         preload = (*NUMAPIN, *torch, *(TORCHRUN if "torchrun-0" in names else ()))
         driver = fake_driver.build(REPOSITORY / ".cache" / "fake-cuda")
         environ = {"LD_LIBRARY_PATH": str(nvml.parent), "FAKE_CUDA": str(driver)}

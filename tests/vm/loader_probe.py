@@ -1,5 +1,6 @@
 """A training script that only loads, and writes the kernel's view of its batches to $PROBE_OUT/0.json.
 
+    numapin run loader_probe.py rank
     python -m tests.vm.loader_probe SCENARIO
 
 Of each loader it writes the nodes of its pages (move_pages and numa_maps), the CPUs and memory policy of its workers
@@ -127,9 +128,8 @@ def _loader(
     return numapin.DataLoader(rows, batch_size=ROWS, num_workers=NUM_WORKERS, node=node, **options)
 
 
-def bound() -> dict[str, object]:
-    """Load in a process that is bound as a rank of `numapin run` is, and let torch start its threads there."""
-    numapin.bind_this_process(1)
+def rank() -> dict[str, object]:
+    """Let torch start its threads, and load on the node that `numapin run` has planned."""
     torch.ones(512, 512).mm(torch.ones(512, 512))
     cpus = [thread["cpus"] for thread in probe._threads()]
     used = {"num_threads": torch.get_num_threads(), "cpus": cpus}
@@ -205,13 +205,13 @@ def limited() -> dict[str, object]:
 
 
 SCENARIOS: Final[dict[str, Callable[[], dict[str, object]]]] = {
-    scenario.__name__: scenario for scenario in (bound, placement, refused, full, shm, limited)
+    scenario.__name__: scenario for scenario in (rank, placement, refused, full, shm, limited)
 }
 
 
 def main() -> None:
     (scenario,) = sys.argv[1:]
-    if scenario != "bound":
+    if scenario != "rank":
         torch.set_num_threads(1)  # spinning threads are expensive when two CPUs emulate eight
     Path(os.environ["PROBE_OUT"], "0.json").write_text(json.dumps(SCENARIOS[scenario](), indent=1))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.vm.machine import GPUS, Job
+from tests.vm.machine import GPUS, HERE, SHARE, Job
 from tests.vm.seam import CpuSet
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ NODE = 1
 PAGE_BYTES = 4096
 BATCH_BYTES = 2 * 1024 * 1024
 SYS_NICE = "--cap-add SYS_NICE"
+RUN = (sys.executable, "-m", "numapin", "run", "--gpus", "1", str(HERE / "loader_probe.py"), "rank")
 
 
 def _job(scenario: str, **limits: Any) -> Job:
@@ -30,8 +31,8 @@ def _job(scenario: str, **limits: Any) -> Job:
 
 JOBS = {
     "two-nodes": [
-        # A new process takes longer to import torch than all of these; test_run.py has ranks of `numapin run`.
-        _job("bound", env=GPUS),
+        # One rank is enough: it is a new process, which takes longer to import torch than the others together.
+        Job(name="load-rank", argv=RUN, env={**GPUS, "NUMAPIN_RUN_DIR": str(SHARE / "load-rank")}),
         *(_job(scenario) for scenario in ("placement", "shm", "limited")),
         _job("refused", refuse_policy=True),
         _job("full", spoils=True),  # the node stays full
@@ -47,9 +48,9 @@ def _warnings(result: VmResult, job: str) -> list[str]:
     return [line for line in result.jobs[job].stderr.splitlines() if line.startswith("numapin: warning: ")]
 
 
-@pytest.mark.parametrize("case", ["bound", "placement"])
+@pytest.mark.parametrize("case", ["rank", "placement"])
 def test_all_of_it_is_on_the_node(two_nodes: VmResult, case: str) -> None:
-    """In a process that is bound, and alone, slots, workers and pin thread are on the node; its own binding stays.
+    """In a rank of `numapin run`, and alone, slots, workers and pin thread are on the node; its own binding stays.
 
     From the first batch on, all batches are in slots on the node, and the stats report that: move_pages says so
     for all batches, and numa_maps for the slot of the last one. Every thread of every worker is on the node's CPUs,
@@ -67,14 +68,14 @@ def test_all_of_it_is_on_the_node(two_nodes: VmResult, case: str) -> None:
         assert f"prefer:{NODE}" in worker["policies"]
         assert "default" not in worker["policies"]
     assert (pin["cpus"], pin["policy"]) == ("4-7", {"mode": "preferred", "nodes": [NODE]})
-    own = "4-7" if case == "bound" else "0-7"
+    own = "4-7" if case == "rank" else "0-7"
     assert {own} == {*seen["rank_cpus"], *seen["rank_threads"], pin["rank_cpus"]}
-    assert pin["rank_policy"]["mode"] == ("preferred" if case == "bound" else "default")
+    assert pin["rank_policy"]["mode"] == ("preferred" if case == "rank" else "default")
 
 
 def test_torch_has_the_planned_threads(two_nodes: VmResult) -> None:
-    """Where a process is bound, torch starts as many threads as its node has cores, and all are on the node."""
-    torch = _found(two_nodes, "bound")["torch"]
+    """In a rank, torch starts as many threads as its node has cores, and all are on the node."""
+    torch = _found(two_nodes, "rank")["torch"]
     assert torch["num_threads"] == 4
     assert len(torch["cpus"]) >= 4
     assert {*torch["cpus"]} == {"4-7"}
