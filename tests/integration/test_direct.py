@@ -164,7 +164,7 @@ def test_ranks_meet(tmp_path: Path) -> None:
 
 def test_stdin_and_programs(tmp_path: Path) -> None:
     """Ranks inherit stdin, as under torchrun, and may be any program."""
-    rank = ("--no-python", "sh", "-c", "cat; echo rank ${local_rank}")
+    rank = ("--nproc-per-node", "1", "--no-python", "sh", "-c", "cat; echo rank ${local_rank}")
     done = call("sh", "-c", 'echo typed | "$@"', "sh", *NUMAPIN, *DIRECT, *rank, cwd=tmp_path)
     assert (done.status, done.out) == (0, "typed\nrank 0\n"), done.err
 
