@@ -446,7 +446,7 @@ READERS: Final = {**dict.fromkeys(("json", "xml", "root"), _DISCOVER), "trace": 
 
 
 def main() -> None:
-    """Run the cases of the kinds in argv[2:] in the folder argv[1]."""
+    """Run the cases of the kinds in argv[2:] in the folder argv[1]; "KIND CASE" runs only this case."""
     if most := int(os.environ.get("HOSTILE_ADDRESS_SPACE", "0")):
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.chdir(sys.argv[1])

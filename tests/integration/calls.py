@@ -68,10 +68,13 @@ def die_in_front_of_peer(folder: str) -> None:
             raise ConnectionError
 
 
-def die_in_answer() -> bytes:
-    """Die while sending a large answer over a socket that a forked child holds open."""
+def die_in_answer(folder: str) -> bytes:
+    """Die while sending a large answer over a socket that a forked child holds open, which ignores SIGTERM."""
     parent = os.getpid()
     if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (Path(folder) / str(os.getpid())).touch()
         while "sock" not in Path(f"/proc/{parent}/wchan").read_text():
             time.sleep(0.01)
         os.kill(parent, signal.SIGKILL)

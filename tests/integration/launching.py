@@ -138,7 +138,8 @@ def all_ended(*processes: subprocess.Popen[str], limit_s: float = _LIMIT_S) -> l
     timer = threading.Timer(limit_s, end)
     timer.start()
     with ThreadPoolExecutor(len(processes)) as pool:  # all are read at once: one that cannot write may hold up another
-        outputs = list(pool.map(lambda process: process.communicate(), processes))
+        # What holds the pipes of a process that has ended may have left it, and is not among those that are killed.
+        outputs = list(pool.map(lambda process: process.communicate(timeout=limit_s + 3 * _DEATH_S), processes))
     timer.cancel()
     ended = [
         Done(status=process.returncode, out=out or "", err=err or "")

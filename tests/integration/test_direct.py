@@ -164,7 +164,7 @@ def test_ranks_meet(tmp_path: Path) -> None:
 
 def test_stdin_and_programs(tmp_path: Path) -> None:
     """Ranks inherit stdin, as under torchrun, and may be any program."""
-    rank = ("--no-python", "sh", "-c", "cat; echo rank ${local_rank}")
+    rank = ("--nproc-per-node", "1", "--no-python", "sh", "-c", "cat; echo rank ${local_rank}")
     done = call("sh", "-c", 'echo typed | "$@"', "sh", *NUMAPIN, *DIRECT, *rank, cwd=tmp_path)
     assert (done.status, done.out) == (0, "typed\nrank 0\n"), done.err
 
@@ -362,6 +362,29 @@ def test_a_signal_while_a_failed_job_ends(start: Callable[..., Job]) -> None:
     assert "failed  exit status 7\n" in block
     assert "others  1 was running and ended by numapin (exit status 0)\n" in block
     assert last == "SIGHUP; all ranks have ended\n"
+
+
+CLOSED = """
+signal.signal(signal.SIGTERM, lambda *_: (mark("asked"), wait_for("waiting"), sys.exit()))
+mark("here"); wait_for("here.*", 3)
+if os.environ["HOST"] == "1": wait_for("asked.*"); sys.exit(8)
+if os.environ["LOCAL_RANK"] == "0": sys.exit(7)
+time.sleep(300)
+"""
+
+
+def test_another_host_gives_up(start: Callable[..., Job]) -> None:
+    """A host that waits for it, to restart its ranks, ends with its own failure and without a traceback."""
+    together, jobs = [*meeting(), "--nnodes", "2"], []
+    for host, options in enumerate(([*TWO], ["--nproc-per-node", "1", "--max-restarts", "1"])):
+        jobs.append(start(CLOSED, *together, "--rdzv-conf", f"is_host={host}", *options, HOST=str(host)))
+    first, other = jobs
+    wait_until(lambda: "are restarted" in other.err or other.process.poll() is not None, limit_s=LIMIT_S)
+    (first.marks / "waiting").touch()
+    assert (first.wait(), other.wait()) == (1, 1), f"{first.err}\n---\n{other.err}"
+    said = "the ranks are restarted.*numapin: the job has ended on another host; the ranks are not restarted\n"
+    assert re.search(f"{said}.*failed  exit status 8\n", other.err, re.DOTALL), other.err
+    assert "Traceback" not in other.err
 
 
 # Host 0's ranks have succeeded when its launcher has waited for the rank.

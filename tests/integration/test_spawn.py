@@ -141,10 +141,14 @@ class TestErrors:
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), num_ranks=2, timeout=60)
 
-    def test_half_an_answer(self) -> None:
-        """A rank that dies while sending its answer is reported, although a child that it forked holds the socket."""
+    def test_half_an_answer(self, tmp_path: Path) -> None:
+        """A rank that dies while sending its answer is reported, although a child that it forked holds the socket.
+
+        What a failed rank started is killed if it ignores SIGTERM, even in a session of its own.
+        """
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
-            numapin.spawn(calls.die_in_answer, timeout=40, shutdown_timeout=1)
+            numapin.spawn(calls.die_in_answer, (str(tmp_path / "pids"),), timeout=40, shutdown_timeout=1)
+        assert [gone(int(path.name)) for path in (tmp_path / "pids").iterdir()] == [True]
 
     def test_a_rank_that_cannot_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If a rank cannot be started, none of its descriptors is left open."""

@@ -1,15 +1,9 @@
 """Ranks that run in forks of a process which has torch, and the hook of `numapin trace` in it, imported.
 
-<<<<<<< HEAD
-Importing torch takes a rank 1.5 s of CPU time. Of a script, another one is made, for the launcher, which has a forker
-(forking.py) run the first one with its own environment, folder, CPUs and files, and ends as the fork does. Tests of how
-hooks come into a rank, of DataLoaders that numapin replaces, of signals, and of what restarts, start their ranks anew.
-=======
 The launcher gets a script that has a forker (forking.py) run the real one with its own environment, folder, CPUs and
 files, and that ends as the fork does. Tests of how hooks come into a rank, of DataLoaders that numapin replaces, of
 signals, and of what restarts, start their ranks anew: importing torch takes a rank 1.5 s of CPU time.
 
->>>>>>> t3
 What Python, OpenMP and torch read when they start (PYTHON*, LD_*, OMP_NUM_THREADS) is the forker's, not the rank's.
 """
 
