@@ -26,7 +26,7 @@ NOT_MOVED = frozenset({"meta", "storage", "packed-sequence"})  # the last kind h
 MOVED = tuple(kind for kind in ZOO if kind not in NOT_MOVED)
 # Containers that torch's pin_memory supports, and others that cannot travel in slots.
 CONTAINERS = (
-    *("tuple", "named-tuple", "typed-tuple", "ordered-dict", "default-dict", "user-dict", "odd-keys"),
+    *("tuple", "named-tuple", "ordered-dict", "default-dict", "user-dict", "odd-keys"),
     *("numpy-of-tensor", "numpy", "text", "bytes", "none", "sparse", "leaf-with-gradient", "subclass"),
     *("expanded", "transposed", "every-other", "bfloat16", "complex64", "bool", "sixty-tensors", "zero-size"),
 )
