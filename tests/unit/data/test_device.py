@@ -336,6 +336,19 @@ def test_without_memory_the_batch_is_lost_and_no_other(
     assert wrong_ones(rest[-1:], NUM_FILLED - 1) == []
 
 
+@pytest.mark.parametrize("num_pairs", [4, 6])  # few are copied one by one
+def test_small_tensors_beside_large_ones(fake_cuda: FakeCuda, num_pairs: int) -> None:
+    """Each has its own values on the device, and a loop that keeps small ones does not keep the large ones."""
+
+    def make(index: int) -> list[torch.Tensor]:
+        return [torch.full((size,), index + pair) for pair in range(num_pairs) for size in (LONG, 3)]
+
+    with loading(fake_cuda, Made(make, 4), None, collate_fn=leave) as loader:
+        for index, batch in enumerate(loader):
+            assert all(map(torch.equal, batch, make(index)))
+            assert batch[1].untyped_storage().nbytes() < LONG
+
+
 BATCH_BYTES: Final = 4 << 20
 LARGE_BYTES: Final = 256 << 10  # what is larger is not small
 BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
