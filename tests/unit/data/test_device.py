@@ -203,10 +203,8 @@ def test_the_user_s_own_copies_from_an_array(loader: Any, calls: Calls, fake_cud
     assert places[0] in places[1:]
 
 
-@pytest.mark.parametrize("num_new", [0, 6])
-def test_memory_that_comes_again(
-    fake_cuda: FakeCuda, num_new: int
-) -> None:  # after which the function returns its buffer
+@pytest.mark.parametrize("num_new", [0, 6])  # after which the function returns its buffer
+def test_memory_that_comes_again(fake_cuda: FakeCuda, num_new: int) -> None:
     """A function that fills a buffer again is called when its batch is due, and the loop's stream comes before it."""
     buffer, numbers = torch.empty(LONG, dtype=torch.int64), []
 
