@@ -85,7 +85,7 @@ def test_values(own_class: Any, options: dict[str, Any]) -> None:
 
 def test_large_batches_are_cast_while_they_are_stacked(own_class: Any) -> None:
     """A batch that is stacked on threads has no copy in float32."""
-    forbid = partial(setattr, torch, "stack")  # to what is no function
+    forbid = partial(setattr, torch, "stack")  # to the worker's id, which cannot be called
     loader = own_class(Made(partial(sample, length=LARGE), 4), 2, num_workers=1, cast=BF16, worker_init_fn=forbid)
     for number, batch in enumerate(loader):
         expected = sample(2 * number + 1, LARGE)["x"].to(BF16)

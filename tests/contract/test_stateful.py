@@ -100,10 +100,12 @@ def test_batches_and_states(case: str) -> None:
     assert_same_batches(list(map(describe, ours)), list(map(describe, theirs)))
 
 
+@pytest.mark.xdist_group("fork server")
 def test_takes_the_path() -> None:
-    """Every batch travels in a slot or makes one; the state needs none, although it has a large tensor."""
-    loader = Ours(Counting(), batch_size=2, num_workers=1)
+    """Every batch of a worker that is not forked travels in a slot or makes one; the state needs none, though large."""
+    loader = Ours(Counting(), batch_size=2, num_workers=1, multiprocessing_context="forkserver")
     kept = [(batch, loader.state_dict()) for batch in loader]
+    assert [describe(batch) for batch, _ in kept] == [describe(batch) for batch in TORCHDATA(Counting(), batch_size=2)]
     stats = loader.stats()
     assert stats.batches == len(kept) == 5
     assert stats.hits + sum(stats.misses.values()) == 5

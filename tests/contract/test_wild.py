@@ -71,7 +71,7 @@ def test_users_collate_function_that_calls_torchs_own(own_class: LoaderClass, mo
     ],
 )
 def test_hits(own_class: LoaderClass, make: Any, options: dict[str, Any], reason: Miss | None) -> None:
-    """`hits` counts only batches whose large tensors all traveled in slots; small ones, or without memory, may not."""
+    """`hits` counts only batches whose large tensors all traveled in slots; small tensors may travel otherwise."""
     stats = stats_of(own_class(Made(make), 2, num_workers=1, **{"collate_fn": list, **options}))
     assert stats.misses == ({reason: NUM_BATCHES} if reason else {})
     assert (stats.hits == 0) == (reason is not None)

@@ -203,10 +203,8 @@ def test_the_user_s_own_copies_from_an_array(loader: Any, calls: Calls, fake_cud
     assert places[0] in places[1:]
 
 
-@pytest.mark.parametrize("num_new", [0, 6])
-def test_memory_that_comes_again(
-    fake_cuda: FakeCuda, num_new: int
-) -> None:  # after which the function returns its buffer
+@pytest.mark.parametrize("num_new", [0, 6])  # after which the function returns its buffer
+def test_memory_that_comes_again(fake_cuda: FakeCuda, num_new: int) -> None:
     """A function that fills a buffer again is called when its batch is due, and the loop's stream comes before it."""
     buffer, numbers = torch.empty(LONG, dtype=torch.int64), []
 
@@ -334,6 +332,19 @@ def test_without_memory_the_batch_is_lost_and_no_other(
     rest = list(iterator)
     assert wrong_ones([first], 0) == []
     assert wrong_ones(rest[-1:], NUM_FILLED - 1) == []
+
+
+@pytest.mark.parametrize("num_pairs", [4, 6])  # few are copied one by one
+def test_small_tensors_beside_large_ones(fake_cuda: FakeCuda, num_pairs: int) -> None:
+    """Each has its own values on the device, and a loop that keeps small ones does not keep the large ones."""
+
+    def make(index: int) -> list[torch.Tensor]:
+        return [torch.full((size,), index + pair) for pair in range(num_pairs) for size in (LONG, 3)]
+
+    with loading(fake_cuda, Made(make, 4), None, collate_fn=leave) as loader:
+        for index, batch in enumerate(loader):
+            assert all(map(torch.equal, batch, make(index)))
+            assert batch[1].untyped_storage().nbytes() < LONG
 
 
 BATCH_BYTES: Final = 4 << 20
