@@ -201,6 +201,16 @@ def test_modules_beside_the_script(run: Callable[..., Ended]) -> None:
         assert "in <module>\n    raise ValueError(" in done.text
 
 
+def test_an_entry_of_the_path_that_is_no_text(tmp_path: Path) -> None:
+    """A program's .pth file may add a Path; exceptions are recorded nevertheless."""
+    path = (
+        f"import pathlib, sys\nsys.path[:0] = [{HOOK!r}, pathlib.Path('x')]\nsys.modules.pop('sitecustomize', None)\n"
+    )
+    text = f"{path}try: import sitecustomize\nexcept ImportError: pass\n1 / 0"
+    _started([sys.executable, "-c", text], tmp_path, TORCHELASTIC_ERROR_FILE=FILE)
+    assert "ZeroDivisionError" in (tmp_path / FILE).read_text()
+
+
 HUGE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (700 << 20,) * 2)
