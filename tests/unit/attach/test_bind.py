@@ -286,7 +286,7 @@ def test_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even root follows another user's folder, which could name any process of root."""
     monkeypatch.setattr(targets, "find_run", lambda *_: replace(_job(), owner=os.geteuid() + 1))
-    with pytest.raises(MachineError, match=r"the folder of run-x belongs to another user") as caught:
+    with pytest.raises(MachineError, match=rf"run-x belongs to another user \(uid {os.geteuid() + 1}\)") as caught:
         targets.aim_at_run("run-x", {})
     assert caught.value.hint == "run this as that user"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
@@ -11,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from numapin import Bind, Memory, Request, make_plan
+from numapin import Bind, Memory, Plan, Request, make_plan
 from numapin.errors import UsageError
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
@@ -66,6 +67,13 @@ def test_no_policy_allows_gpu_memory(name: str, monkeypatch: pytest.MonkeyPatch)
         spills = bool(may_use & gpu_memory)
         assert spills == bool(gpu_memory & topology.allowed.nodes and request.policy in CANNOT), request
         assert spills == ("pages may go to GPU memory (node" in rank.reason), request
+
+
+def test_a_plan_of_an_older_version_reads_back() -> None:
+    """Its ranks may have roles; NICs and their variables are read as well."""
+    plan = make_plan(linked([0, 0], [rdma(0)]), Request(nic_env=BOTH))
+    plan = replace(plan, warnings=("w",), ranks=(replace(plan.ranks[1], roles={"main": "0-1"}),))
+    assert Plan.from_json(json.dumps(plan.to_json())) == plan
 
 
 @pytest.mark.parametrize("name", ["a,b", "a b", "a:1", "a=b", "", "x" * 64, "mlx5_0\n"])

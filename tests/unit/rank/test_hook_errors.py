@@ -190,6 +190,27 @@ def test_a_long_record_is_cut_in_the_middle(
     assert len(done.text) < (1 << 16) + 100
 
 
+def test_modules_beside_the_script(run: Callable[..., Ended]) -> None:
+    """A program's own json or traceback is not imported; the message may have any characters."""
+    names = ("json", "time", "traceback", "token", "linecache", "re", "codecs", "contextlib", "collections")
+    done = run("raise ValueError('é\\ud800\\U0001f600\"\\\\\\x1b\\n')\n", **dict.fromkeys(names, "print('imported')\n"))
+    assert done.record is not None
+    assert done.record["message"] == 'ValueError: é\ud800\U0001f600"\\\x1b'
+    assert "imported" not in done.text
+    if sys.version_info < (3, 13):  # newer ones print with the traceback module, which imports the script's linecache
+        assert "in <module>\n    raise ValueError(" in done.text
+
+
+def test_an_entry_of_the_path_that_is_no_text(tmp_path: Path) -> None:
+    """A program's .pth file may add a Path; exceptions are recorded nevertheless."""
+    path = (
+        f"import pathlib, sys\nsys.path[:0] = [{HOOK!r}, pathlib.Path('x')]\nsys.modules.pop('sitecustomize', None)\n"
+    )
+    text = f"{path}try: import sitecustomize\nexcept ImportError: pass\n1 / 0"
+    _started([sys.executable, "-c", text], tmp_path, TORCHELASTIC_ERROR_FILE=FILE)
+    assert "ZeroDivisionError" in (tmp_path / FILE).read_text()
+
+
 HUGE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (700 << 20,) * 2)
