@@ -128,7 +128,11 @@ def alone(forker: Forker, folder: Path, text: str) -> Done:
 
 
 @pytest.mark.parametrize(
-    "text", [pytest.param(COPYING, marks=needs_accelerate), pytest.param(FITTING, marks=needs_lightning)]
+    "text",
+    [
+        pytest.param(COPYING, marks=needs_accelerate, id="accelerate"),
+        pytest.param(FITTING, marks=needs_lightning, id="lightning"),
+    ],
 )
 def test_under_the_option(tmp_path: Path, forker: Forker, text: str) -> None:
     """The loaders that a framework makes of an unmodified script's use slots in each rank, and one line says so."""
