@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import multiprocessing as mp
 import os
 import subprocess
@@ -91,6 +92,7 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
             pool.submit(barrier.wait)
         barrier.wait()
         before = probe.touched(BEFORE_BYTES)
+        before.madvise(mmap.MADV_DOFORK)  # else the kernel may merge it with the next mapping
         import torch
 
         torch.cuda.set_device(f"cuda:{rank}")
