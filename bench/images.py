@@ -44,7 +44,7 @@ _NUM_SAMPLES: Final = 1 << 20  # at most; no epoch ends within a run
 PIPELINES: Final = {
     "ceiling": "batches that are on the GPU already",
     "torch": "torch's DataLoader: PIL and floats in the workers, pin_memory=True, .to(non_blocking=True)",
-    "numapin": "torchvision and uint8 in the workers, floats on the GPU",
+    "numapin": "decoded in the workers by torchvision, all else on the GPU",
     "numapin, GPU decoder": "files from the workers, all else on the GPU",
 }
 

@@ -36,16 +36,6 @@ def stand_in() -> dict[str, ModuleType]:
         assert str(device) == "cpu"
         return [decoded(one) for one in data] if isinstance(data, list) else decoded(data)
 
-    class Compose:
-        def __init__(self, steps: list[Any]) -> None:
-            self.steps = steps
-
-        def __call__(self, picture: torch.Tensor) -> Any:
-            return self.steps[1](self.steps[0](picture))
-
-    def resized(size: int) -> Any:
-        return lambda picture: torch.nn.functional.interpolate(picture[None], (size, size), mode="bilinear")[0]
-
     names: dict[str, dict[str, Any]] = {
         "torchvision": {},
         "torchvision.io": {
@@ -53,17 +43,10 @@ def stand_in() -> dict[str, ModuleType]:
             "decode_jpeg": decode_jpeg,
             "read_file": lambda path: torch.from_numpy(np.fromfile(path, np.uint8)),
         },
-        "torchvision.transforms": {},
-        "torchvision.transforms.v2": {
-            "Compose": Compose,
-            "RandomResizedCrop": resized,
-            "RandomHorizontalFlip": lambda: lambda picture: picture.flip(-1),
-        },
     }
     modules = {name: ModuleType(name) for name in names}
     for name, module in modules.items():
         vars(module).update(names[name])
-    modules["torchvision.transforms"].v2 = modules["torchvision.transforms.v2"]  # type: ignore[attr-defined]
     return modules
 
 
@@ -118,7 +101,9 @@ def test_crops(guide: dict[str, Any], draws: list[float]) -> None:
     columns = (torch.arange(300) // 2).byte().view(1, 1, 300).expand(1, 200, 300)
     black = torch.zeros(3, 50, 70, dtype=torch.uint8)
     pictures = [one.to(DEVICE) for one in (black, torch.cat([rows, columns, rows]), black)]
-    seen = guide["crop"](pictures, torch.tensor([draws] * 3, device=DEVICE), 224).cpu()
+    sizes = torch.tensor([picture.shape[1:] for picture in pictures], device=DEVICE)
+    pixels = torch.cat([picture.permute(1, 2, 0).flatten(0, 1) for picture in pictures])
+    seen = guide["crop"](pixels, sizes, torch.tensor([draws] * 3, device=DEVICE), 224).cpu()
     share, ratio, y, x, flip = draws
     area, ratio = 200 * 300 * (0.08 + 0.92 * share), (4 / 3) ** (2 * ratio - 1)
     height, width = min((area / ratio) ** 0.5, 200), min((area * ratio) ** 0.5, 300)
