@@ -17,12 +17,13 @@ demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where t
 	$(BIN)/python scripts/demo.py
 
 test: $(READY)  ## run the tests, but for those of `make machines`; the few that fail run once more, alone
-	$(PYTEST) --numprocesses=4 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
+	$(PYTEST) --numprocesses=4 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone and not slow"
 	$(PYTEST) --numprocesses=0 -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
-	@echo "tests in virtual machines, below real engines and of several hosts: make machines"
+	@echo "slow tests, in virtual machines, below real engines and of several hosts: make machines"
 
-machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, and of several hosts
-	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder tests/engines tests/vm
+machines: $(READY)  ## run the slow tests: in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, of whole jobs
+	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder -m "not alone" \
+		tests/engines tests/vm $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 check: lint types test machines  ## what CI runs
 

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from bench.train import Model, Samples, cnn3d
 from tests.integration.launching import no_compiler, numapin
 
+pytestmark = pytest.mark.slow
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -48,6 +48,8 @@ from tests.integration.stepping import script_with_stand_in, training_script
 from tests.unit.compare.test_report import rank
 from tests.waiting import gone, wait_until
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--skip", "2", "--steps", "8", "--grace", "20", "--timeout", "100")
 
 

@@ -12,11 +12,14 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.integration.launching import numapin, script, torchrun
 from tests.integration.seam import TORCHRUN_OPTIONS
 from tests.needs import TORCH_VERSION
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "moving-from-torchrun.md"
 

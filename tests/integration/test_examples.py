@@ -27,7 +27,7 @@ from tests.integration.launching import WITHOUT_COMPILER, Done, environment, num
 from tests.integration.test_gpu import UUIDS, needs_gpu
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.xdist_group("examples")  # so that the frameworks are imported once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("examples")]  # so that the frameworks are imported once
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
 RUNS = f"{WITHOUT_COMPILER}import runpy\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"

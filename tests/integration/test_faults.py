@@ -21,6 +21,8 @@ from tests.integration.launching import TORCH_QUICKLY
 from tests.nvml import fake
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).with_name("faults.md")
 TWO = ["--nproc-per-node", "2"]
 Facts = tuple[str, ...]

@@ -23,6 +23,8 @@ from tests.integration.launching import NUMAPIN, environment, free_port, script
 from tests.integration.seam import fixed_hosts, main
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 90
 HOST = os.uname().nodename
 ENDS = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 128 + signal.SIGTERM}

@@ -20,7 +20,7 @@ from tests.integration.forking import CommandLine, Forker
 from tests.integration.launching import Done, environment, numapin, script
 from tests.needs import needs_accelerate
 
-pytestmark = pytest.mark.xdist_group("frameworks")  # so that they are imported once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("frameworks")]  # so that they are imported once
 needs_lightning = pytest.mark.skipif(
     find_spec("pytorch_lightning") is None, reason="no pytorch_lightning; type: pip install .[dev]"
 )

@@ -11,6 +11,8 @@ import pytest
 
 from tests.integration.gpu_loading import needs_gpu, run_program
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
 

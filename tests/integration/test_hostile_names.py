@@ -28,7 +28,7 @@ from tests.trace.made import loop
 if TYPE_CHECKING:
     from numapin import Plan
 
-pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder is made once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hostile")]  # so that the folder is made once
 
 FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
 """A name that a file can have."""

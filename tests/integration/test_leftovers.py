@@ -15,6 +15,8 @@ from tests.integration.launching import NUMAPIN, environment, script
 from tests.integration.seam import guarded, proc, run_folder, write_json
 from tests.waiting import gone, wait_until
 
+pytestmark = pytest.mark.slow
+
 STARTS_CHILDREN = """
 def start(how, stubborn):
     if os.fork() == 0:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.launching import call, script
 from tests.needs import needs_two_cpus
+
+pytestmark = pytest.mark.slow
 
 # Each ending runs in a child that was forked after torch's import. "kept": references in other modules keep an iterator
 # alive until Python has emptied its module, as dill's do.

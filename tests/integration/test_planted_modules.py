@@ -16,7 +16,7 @@ import pytest
 from tests.integration.launching import WITHOUT_COMPILER, Done, call, script
 from tests.integration.stepping import training_script
 
-pytestmark = pytest.mark.xdist_group("planted")  # so that the commands are started once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("planted")]  # so that the commands are started once
 
 _INSTALLED: Final = shutil.which("numapin", path=str(Path(sys.executable).parent))
 _PACKAGES: Final = ("click", "dill", "libnuma", "markdown_it", "numa", "numapin", "numpy", "pygments", "pynvml", "rich",

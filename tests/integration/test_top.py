@@ -34,6 +34,8 @@ from tests.nvml.fake import FakeGpu, render
 from tests.unit.planned import PLANNED
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
 

@@ -29,7 +29,7 @@ from tests.integration.seam import read_trace
 from tests.integration.warm_ranks import client, forked_script
 from tests.waiting import gone, wait_until
 
-pytestmark = pytest.mark.xdist_group("warm ranks")  # one process has torch imported
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("warm ranks")]  # one process has torch imported
 LIMIT_S = 60
 STEPS = ("--steps", "2", "--skip", "1", "--output", "out")
 RUN = ("--nproc-per-node", "1", "--quiet")
