@@ -84,6 +84,7 @@ def start(folder: Path, num_ranks: int, *options: str, then: str) -> Job:
     return job
 
 
+@pytest.mark.alone
 @each_number
 class TestMemoryComesBack:
     """GPU memory after a rank or the launcher is killed."""
