@@ -437,15 +437,15 @@ def _shares(machine: UsableMachine, group: Sequence[Draft], cores: Sequence[Core
 def add_doubts(topology: Topology, request: Request, draft: Draft) -> None:
     """Add the facts that the machine's description leaves open: a plan that stands on an assumption is not exact."""
     takes_home_memory = request.policy in (Memory.PREFERRED, Memory.BIND) and request.memory_nodes is None
-    if draft.bound or (request.bind is Bind.NONE and takes_home_memory):  # its CPUs or memory are those of its node
-        if draft.home in topology.doubtful_nodes:
-            draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
-        if draft.gpu is not None and not topology.gpu_order_known:
-            draft.because("the order of the GPUs is assumed, so the rank may use another GPU", exact=False)
-    elif draft.gpu is not None and request.num_ranks is None and not topology.gpu_order_known:
-        gpu = draft.gpu
-        if gpu.vendor is GpuVendor.AMD and gpu.uuid is None:  # known as a PCI device only, which hides its partitions
-            draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
+    needs_node = draft.bound or (request.bind is Bind.NONE and takes_home_memory)  # for its CPUs or its memory
+    if needs_node and draft.home in topology.doubtful_nodes:
+        draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
+    gpu = None if topology.gpu_order_known else draft.gpu
+    if gpu is not None and (needs_node or request.nic_env):
+        draft.because("the order of the GPUs is assumed, so the rank may use another GPU", exact=False)
+    elif gpu is not None and request.num_ranks is None and gpu.vendor is GpuVendor.AMD and gpu.uuid is None:
+        # A GPU that is known as a PCI device only may have partitions.
+        draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
     if not topology.allowed_known:
         draft.because("it is unknown which CPUs and nodes may be used, so all count as allowed", exact=False)
     if not topology.siblings_known:
