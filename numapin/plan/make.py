@@ -36,7 +36,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     """Decide which CPUs and memory each rank of this host uses.
 
     1. Usable CPUs are the allowed ones without `reserve_cpus`; without SMT, only the lowest of each core.
-    2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes.
+    2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes, those with memory if there are enough.
     3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
@@ -216,8 +216,10 @@ def assign_gpus(machine: UsableMachine, request: Request) -> list[Draft]:
     elif not machine.nodes_with_usable_cpus:
         for draft in drafts:
             draft.because("not bound: no node has usable CPUs", exact=False)
-    else:  # neighboring ranks side by side, on nodes that are far apart
-        nodes = sorted(_far_apart(machine.nodes_with_usable_cpus, num_ranks))
+    else:  # neighboring ranks side by side, on nodes that are far apart, and that have memory if there are enough
+        with_memory = [node for node in machine.nodes_with_usable_cpus if node.id in machine.memory_nodes]
+        candidates = with_memory if len(with_memory) >= num_ranks else machine.nodes_with_usable_cpus
+        nodes = sorted(_far_apart(candidates, num_ranks))
         for draft in drafts:
             draft.home, draft.bound = nodes[draft.local_rank * len(nodes) // num_ranks], True
             draft.because(f"no GPU: rank {draft.local_rank} of {num_ranks} placed on node {draft.home}")

@@ -112,6 +112,11 @@ GPUS: Final = {
         eight(),
         *({"num_ranks": number} for number in (None, 1, 2, 3, 4, 8, 9)),
     ),
+    **each(
+        "without GPUs nodes whose memory may be used come first, if there is one for each rank",
+        eight(memoryless=[4], allowed_nodes=CpuSet({1, 4, 5})),
+        *({"num_ranks": number} for number in (1, 2, 3)),
+    ),
     **each("without GPUs only nodes with usable CPUs count", limited(eight(), "8-11,20-23"), {"num_ranks": 2}),
     **{
         f"if no node lists a usable CPU, ranks are not bound: {len(gpus)} GPUs": Case(
