@@ -133,6 +133,8 @@ def main() -> None:
     """Run the command line and exit with its status; on Ctrl-C die of SIGINT, so that a shell's loop ends too."""
     sys.excepthook = _show_uncaught
     prepare_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see cli.entry
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
     except SystemExit as exiting:  # exec ends with the status of its command, for example

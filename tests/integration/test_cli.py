@@ -6,7 +6,9 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +115,14 @@ def test_without_torch(tmp_path: Path) -> None:
     done = call(sys.executable, "-c", code)
     assert (done.status, done.err.count("imports torch")) == (0, 0), done.err
     assert done.out.count("Usage: ") == len(HELPS) + 2
+
+
+def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
+    """It ends the program as at any other time: by SIGINT, without a traceback. A SIGINT that is ignored stays so."""
+    (tmp_path / "click.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT); raise SystemExit(7)")
+    command = shlex.join([*NUMAPIN, "topo"])
+    ended = [call("sh", "-c", f"{trap} exec {command}", PYTHONPATH=str(tmp_path)) for trap in ("", "trap '' INT;")]
+    assert [(done.status, done.err) for done in ended] == [(-signal.SIGINT, ""), (7, "")]
 
 
 def test_garbage_is_collected_again() -> None:
