@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -123,6 +124,14 @@ def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
     command = shlex.join([*NUMAPIN, "topo"])
     ended = [call("sh", "-c", f"{trap} exec {command}", PYTHONPATH=str(tmp_path)) for trap in ("", "trap '' INT;")]
     assert [(done.status, done.err) for done in ended] == [(-signal.SIGINT, ""), (7, "")]
+
+
+@pytest.mark.parametrize(("command", "status"), [("topo", 1), ("doctor", 3)])
+def test_a_module_that_is_cut_off(command: str, status: int, tmp_path: Path) -> None:
+    """A full disk cuts compiled modules off: Python's EOFError is shown, and not taken for the end of a prompt."""
+    (tmp_path / "numa.pyc").write_bytes(importlib.util.MAGIC_NUMBER + bytes(12))
+    done = call(*NUMAPIN, command, PYTHONPATH=str(tmp_path))
+    assert (done.status, "\nEOFError: " in done.err) == (status, True), done.err
 
 
 def test_garbage_is_collected_again() -> None:
