@@ -158,16 +158,15 @@ def usable_cpus(topology: Topology, request: Request) -> CpuSet:
             f"--reserve-cpus: CPUs {unknown} do not exist; online are {online}", "see them with: numapin topo"
         )
     if not online:
-        raise PlanError(
-            f"{topology.source} lists no CPUs, so there is nothing to plan with", "see what it has: numapin topo --json"
-        )
+        hint = "see what it has, with the same --machine or --root: numapin topo --json"
+        raise PlanError(f"{topology.source} lists no CPUs, so there is nothing to plan with", hint)
     allowed = topology.allowed.cpus & online  # a machine file may allow CPUs that are offline
     usable = allowed - request.reserve_cpus
     if not request.smt:
         threads = ([cpu for cpu in core.cpus if cpu in usable] for core in topology.cores)
         usable = CpuSet(min(left) for left in threads if left)
     if not usable:
-        see = "see what is allowed there in the field `allowed` of: numapin topo --json"
+        see = "see the field `allowed`, with the same --machine or --root, of: numapin topo --json"
         if topology.source == "live":
             see = "see what is allowed with: grep Cpus_allowed_list /proc/self/status"
         raise PlanError(
