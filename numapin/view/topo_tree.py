@@ -81,6 +81,9 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
         branch = tree.add(_line(f"socket {package.id}", "default", (counted(len(cores), "core"), l3s)))
         _add_nodes(branch, machine, nodes)
     _add_nodes(tree, machine, [node for node in topology.nodes if node.package not in packages])
+    homeless = topology.cpus.difference(*(node.cpus for node in topology.nodes))
+    if homeless:
+        tree.add(_line("node unknown", "magenta", (f"CPUs {homeless}",)))
     if machine.empty:
         is_allowed = "" if machine.empty & topology.allowed.nodes else "not allowed"
         what = (f"nodes {machine.empty}: no memory, no CPUs", is_allowed)

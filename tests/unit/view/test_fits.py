@@ -69,7 +69,10 @@ def test_names_of_one_device() -> None:
 
 
 def test_what_a_machine_file_may_have() -> None:
-    """Large numbers of sockets, a node of an unlisted one, a half-known PCIe link, and a link of senseless count."""
+    """Large numbers of sockets, a node of an unlisted one, a half-known PCIe link, a link of senseless count.
+
+    CPUs that no node lists are shown, too.
+    """
     machine = grid(packages=3, nodes=2, cores=1, smt=1, gpus=[0, 0])
     machine = replace(
         machine,
@@ -83,6 +86,9 @@ def test_what_a_machine_file_may_have() -> None:
     assert "NVLink" not in shown
     assert all(f"node {number} " in shown for number in range(6))
     assert shown.endswith("node distances (10 is local): 12 within a socket, 32 between sockets\n")
+    first, second = grid().nodes
+    shown = rendered(seam.topo_tree(replace(grid(), nodes=(replace(first, cpus=CpuSet({0, 8})), second))), WIDE)
+    assert "\n├── node unknown  CPUs 1-3,9-11\n" in shown
 
 
 # --- machines and plans as text --------------------------------------------------------------------------------------
