@@ -45,6 +45,10 @@ def main() -> None:
             supervise_if_init()
     if sys.argv[1:2] == ["exec"]:
         _exec(sys.argv[2:])
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the program without a traceback
     from numapin.cli.main import main as run_command_line
 
     run_command_line()

@@ -133,6 +133,8 @@ def main() -> None:
     """Run the command line and exit with its status; on Ctrl-C die of SIGINT, so that a shell's loop ends too."""
     sys.excepthook = _show_uncaught
     prepare_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see cli.entry
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
     except SystemExit as exiting:  # exec ends with the status of its command, for example
@@ -142,9 +144,13 @@ def main() -> None:
     except click.ClickException as error:
         _show(error)
         status = error.exit_code
-    except click.Abort:
-        _die_of_sigint()
-        raise
+    except click.Abort as abort:
+        if not isinstance(abort.__cause__, EOFError):
+            _die_of_sigint()
+            raise
+        # click takes it for the end of a prompt, of which there are none; Python raises it for a module that is cut off
+        _show_uncaught(EOFError, abort.__cause__, abort.__cause__.__traceback__)
+        status = MachineError.exit_code if _is_judging() else 1
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
             status = _report_unwritten(error)

@@ -145,7 +145,9 @@ def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
     width = None if stream.isatty() else _FILE_WIDTH
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    console = Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    console.width = console.width or _FILE_WIDTH  # rich believes COLUMNS=0, and would show nothing
+    return console
 
 
 def warn(texts: Iterable[str]) -> None:

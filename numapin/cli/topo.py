@@ -80,7 +80,8 @@ def topo(
     if output is None and form in _DRAWN and is_terminal(sys.stdout):
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
-    if str(machine) == _LIST:
+    is_alone = form == "tree" and all(value is None for value in (root, gpu_nodes, plan_file, save))
+    if str(machine) == _LIST and is_alone:
         from numapin.topology.discover import example_names
 
         for name in example_names():

@@ -87,10 +87,9 @@ def _not_visible(hidden: Sequence[Gpu], visible: Sequence[Gpu]) -> UsageError:
         problem = f"--gpus names {_labels(of_others)} ({of_others[0].vendor})"
         why = f"ranks use the GPUs of one vendor, here {visible[0].vendor}"
         return UsageError(f"{problem}, but {why}", f"choose from: {shown}")
-    vendor = next((gpu.vendor for gpu in (*visible, *hidden)), None)
-    variable = support_of(vendor).hiding_variables[0]
-    names = _labels(hidden) or "nothing"
-    return UsageError(f"--gpus names {names}; {variable} shows {shown}", f"unset {variable}")
+    support = support_of(next((gpu.vendor for gpu in (*visible, *hidden)), None))
+    hint = f"see why with: numapin topo; if a variable hides it: unset {' '.join(support.hiding_variables)}"
+    return UsageError(f"--gpus names {_labels(hidden) or 'no GPU'}; {support.runtime} shows {shown}", hint)
 
 
 def _labels(gpus: Iterable[Gpu]) -> str:

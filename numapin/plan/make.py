@@ -36,7 +36,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     """Decide which CPUs and memory each rank of this host uses.
 
     1. Usable CPUs are the allowed ones without `reserve_cpus`; without SMT, only the lowest of each core.
-    2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes.
+    2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes, those with memory if there are enough.
     3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
@@ -158,16 +158,15 @@ def usable_cpus(topology: Topology, request: Request) -> CpuSet:
             f"--reserve-cpus: CPUs {unknown} do not exist; online are {online}", "see them with: numapin topo"
         )
     if not online:
-        raise PlanError(
-            f"{topology.source} lists no CPUs, so there is nothing to plan with", "see what it has: numapin topo --json"
-        )
+        hint = "see what it has, with the same --machine or --root: numapin topo --json"
+        raise PlanError(f"{topology.source} lists no CPUs, so there is nothing to plan with", hint)
     allowed = topology.allowed.cpus & online  # a machine file may allow CPUs that are offline
     usable = allowed - request.reserve_cpus
     if not request.smt:
         threads = ([cpu for cpu in core.cpus if cpu in usable] for core in topology.cores)
         usable = CpuSet(min(left) for left in threads if left)
     if not usable:
-        see = "see what is allowed there in the field `allowed` of: numapin topo --json"
+        see = "see the field `allowed`, with the same --machine or --root, of: numapin topo --json"
         if topology.source == "live":
             see = "see what is allowed with: grep Cpus_allowed_list /proc/self/status"
         raise PlanError(
@@ -216,8 +215,10 @@ def assign_gpus(machine: UsableMachine, request: Request) -> list[Draft]:
     elif not machine.nodes_with_usable_cpus:
         for draft in drafts:
             draft.because("not bound: no node has usable CPUs", exact=False)
-    else:  # neighboring ranks side by side, on nodes that are far apart
-        nodes = sorted(_far_apart(machine.nodes_with_usable_cpus, num_ranks))
+    else:  # neighboring ranks side by side, on nodes that are far apart, and that have memory if there are enough
+        with_memory = [node for node in machine.nodes_with_usable_cpus if node.id in machine.memory_nodes]
+        candidates = with_memory if len(with_memory) >= num_ranks else machine.nodes_with_usable_cpus
+        nodes = sorted(_far_apart(candidates, num_ranks))
         for draft in drafts:
             draft.home, draft.bound = nodes[draft.local_rank * len(nodes) // num_ranks], True
             draft.because(f"no GPU: rank {draft.local_rank} of {num_ranks} placed on node {draft.home}")
@@ -437,15 +438,15 @@ def _shares(machine: UsableMachine, group: Sequence[Draft], cores: Sequence[Core
 def add_doubts(topology: Topology, request: Request, draft: Draft) -> None:
     """Add the facts that the machine's description leaves open: a plan that stands on an assumption is not exact."""
     takes_home_memory = request.policy in (Memory.PREFERRED, Memory.BIND) and request.memory_nodes is None
-    if draft.bound or (request.bind is Bind.NONE and takes_home_memory):  # its CPUs or memory are those of its node
-        if draft.home in topology.doubtful_nodes:
-            draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
-        if draft.gpu is not None and not topology.gpu_order_known:
-            draft.because("the order of the GPUs is assumed, so the rank may use another GPU", exact=False)
-    elif draft.gpu is not None and request.num_ranks is None and not topology.gpu_order_known:
-        gpu = draft.gpu
-        if gpu.vendor is GpuVendor.AMD and gpu.uuid is None:  # known as a PCI device only, which hides its partitions
-            draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
+    needs_node = draft.bound or (request.bind is Bind.NONE and takes_home_memory)  # for its CPUs or its memory
+    if needs_node and draft.home in topology.doubtful_nodes:
+        draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
+    gpu = None if topology.gpu_order_known else draft.gpu
+    if gpu is not None and (needs_node or request.nic_env):
+        draft.because("the order of the GPUs is assumed, so the rank may use another GPU", exact=False)
+    elif gpu is not None and request.num_ranks is None and gpu.vendor is GpuVendor.AMD and gpu.uuid is None:
+        # A GPU that is known as a PCI device only may have partitions.
+        draft.because("how many partitions the GPUs have is unknown, so each counts as one", exact=False)
     if not topology.allowed_known:
         draft.because("it is unknown which CPUs and nodes may be used, so all count as allowed", exact=False)
     if not topology.siblings_known:

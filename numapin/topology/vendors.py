@@ -96,9 +96,9 @@ class VendorSupport(NamedTuple):
     why_order_unknown: Callable[[Sequence[tuple[Gpu, PciReading]], Environ], str]
     driver_remedy: str  # if no driver serves a GPU
     kubernetes_resource: str  # of its device plugin
+    hwloc_name: re.Pattern[str]  # of a GPU's device in hwloc XML, with its number
+    hwloc_uuid: str  # the name of its UUID there
     apptainer_options: tuple[str, ...] = ()  # by which containers get its devices, where binding /dev is not enough
-    hwloc_name: re.Pattern[str] | None = None  # of a GPU's device in hwloc XML, with its number
-    hwloc_uuid: str = ""  # the name of its UUID there
     keeps_list_order: bool = True  # whether the runtime numbers GPUs in the order in which these variables name them
     order_remedy: str = ""  # the end of a sentence on GPUs of unknown order
 

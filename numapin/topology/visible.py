@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numapin.topology.model import Gpu
 
-_INDEX: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?0*\d{1,9})(?!\d)", re.ASCII)
+_INDEX: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*(\d{1,9})(?!\d)", re.ASCII)
 _HIDE_ALL: Final = frozenset({"", "-1", "nodevfiles", "void", "none"})
 
 
@@ -149,7 +149,7 @@ def _find_index(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
     match = _INDEX.match(entry)
     if match is None:
         return f"{entry!r} is of another kind than the first entry" if _kind(entry) else f"{entry!r} is not an index"
-    number = int(match[1])
+    number = int(match[1] + match[2])
     return _VisibleDevice(gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
 
 

@@ -58,7 +58,7 @@ class SpanningL3:
 
 def gpu_link(word: str) -> str:
     """Return the family of a link that GPUs have of their own: "NV" of "NV12"; "" for a path over PCIe."""
-    return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]*", word)), "")
+    return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]{{0,4}}", word)), "")
 
 
 def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[frozenset[int], str]:
@@ -333,8 +333,8 @@ def distances(topology: Topology) -> list[str]:
     pairs = list(combinations(nodes, 2))
     groups = {
         "within a socket": [(a, b) for a, b in pairs if a.package == b.package is not None],
-        "between sockets": [(a, b) for a, b in pairs if a.package is not b.package],
-        "between nodes": [(a, b) for a, b in pairs if a.package is b.package is None],
+        "between sockets": [(a, b) for a, b in pairs if a.package != b.package and None not in (a.package, b.package)],
+        "between nodes": [(a, b) for a, b in pairs if None in (a.package, b.package)],
         "to memory without CPUs": [(a, b) for a in nodes for b in far],
     }
     found = []
@@ -414,7 +414,7 @@ def pcie_link(gpu: Gpu) -> str:
         return ""
     best_gen, best_width = pcie.max_gen or pcie.gen, pcie.max_width or pcie.width
     reduced = (pcie.gen, pcie.width) != (best_gen, best_width)
-    return f"PCIe {pcie.gen} x{pcie.width}" + (f" of {pcie.max_gen} x{pcie.max_width}" if reduced else "")
+    return f"PCIe {pcie.gen} x{pcie.width}" + (f" of {best_gen} x{best_width}" if reduced else "")
 
 
 def torch_name(gpu: Gpu) -> str:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Node, Topology
-    from numapin.view.machine import Device, MachineView, Ranks
+    from numapin.view.machine import Bus, Device, MachineView, Ranks
 
 PAD: Final = 8
 GAP: Final = 8
@@ -366,14 +366,16 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     inner = max([560, *map(_width, rows)])
     above, below = rows, list[list[Box]]()
     sockets = frame(BoxKind.MACHINE, rows)
-    if len(rows) == 2 and buses(topology):  # the bars are between the rows, and the GPUs of both are next to them
+    drawn = {box.key for box, _, _ in sockets.walk()}  # a machine file may have a GPU on a node of memory alone
+    bars = [bus for bus in buses(topology) if drawn.issuperset(gpu.label for gpu in bus.gpus)]
+    if len(rows) == 2 and bars:  # the bars are between the rows, and the GPUs of both are next to them
         above, below = rows[:1], rows[1:]
         for box in rows[1]:
             box.mirror()
     rows = [
         [words((name, "", 16), *(("", fact, 11) for fact in facts if fact), most=inner)],
         *above,
-        *_bars(topology, sockets, inner),
+        *_bars(bars, sockets, inner),
         *below,
         *rows_within(_memory_boxes(drawing), inner),
         [words(*(("", text, 10) for text in distances(topology)), most=inner)],
@@ -382,7 +384,7 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     box = frame(BoxKind.MACHINE, rows, gap=12, least=inner + 2 * PAD)
     return Picture(
         box=box,
-        lines=tuple(_lines(topology, box)),
+        lines=tuple(_lines(bars, box)),
         title=_title(f"Topology of {name}"),
         description=_title(f"{size}. {planned}".strip()),
     )
@@ -609,11 +611,11 @@ def _legend(sockets: Box, plan: Plan | None) -> list[Box]:
     ]
 
 
-def _bars(topology: Topology, rows: Box, most: float) -> list[list[Box]]:
+def _bars(found: Sequence[Bus], rows: Box, most: float) -> list[list[Box]]:
     """Return the bars of the GPUs' links, each as long as its GPUs are apart; bars share a row if there is space."""
     middles = {box.key: x + box.width / 2 for box, x, _ in rows.walk() if box.kind is BoxKind.GPU}
     lanes: list[Box] = []
-    for bus in buses(topology):
+    for bus in found:
         ends = [middles[gpu.label] - PAD for gpu in bus.gpus]
         shown = fit(str(bus), most - 2 * PAD, 11, bold=True)
         label = Label(x=PAD, y=15, text=shown, size=11, ink=Ink.STRONG)
@@ -630,12 +632,12 @@ def _bars(topology: Topology, rows: Box, most: float) -> list[list[Box]]:
     return [[lane] for lane in lanes]
 
 
-def _lines(topology: Topology, picture: Box) -> Iterator[tuple[float, float, float]]:
+def _lines(found: Sequence[Bus], picture: Box) -> Iterator[tuple[float, float, float]]:
     """Yield the lines from GPUs to their bars; a GPU behind another box has none."""
     areas = [(box, x, y) for box, x, y in picture.walk() if box.kind not in (BoxKind.CPU, BoxKind.CORE, BoxKind.PLAIN)]
     gpus = {box.key: (box, x, y) for box, x, y in areas if box.kind is BoxKind.GPU}
     bars = {box.key: (box, y) for box, _, y in areas if box.kind is BoxKind.BUS}
-    for bus in buses(topology):
+    for bus in found:
         bar, bar_y = bars[f"bus{bus.gpus[0].index}"]
         for gpu in bus.gpus:
             box, x, y = gpus[gpu.label]

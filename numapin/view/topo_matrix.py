@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.text import counted
-from numapin.topology.nics import adapters
 from numapin.view.machine import UNKNOWN_LINK, empty_nodes, known, link_meanings, link_words
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def topo_matrix(topology: Topology, *, width: int) -> Group:
     # A row for each GPU and network device: its names, the first of which heads its column, its CPUs and its node.
     rows = [
         *(((gpu.label,), str(gpu.cpus or ""), known(gpu.node, unknown="?")) for gpu in topology.gpus),
-        *((adapter.names, "", known(adapter.node, unknown="?")) for adapter in adapters(topology.nics)),
+        *((adapter.names, "", known(adapter.node, unknown="?")) for adapter in topology.nic_devices),
     ]
     parts: list[Table | Text] = [] if rows else [Text("no GPU and no NIC")]
     if rows:

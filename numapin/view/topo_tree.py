@@ -72,6 +72,7 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
     tree = Tree(_line(name, "default", (facts,)) if is_short else Text(name, style="bold"))
     if not is_short:
         tree.add(Text(facts))
+    packages = {package.id for package in topology.packages}
     for package in topology.packages:
         nodes = [node for node in topology.nodes if node.package == package.id]
         cores = [core for core in topology.cores if core.package == package.id]
@@ -79,7 +80,10 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
         l3s = "" if is_spanned else _l3s(cores)
         branch = tree.add(_line(f"socket {package.id}", "default", (counted(len(cores), "core"), l3s)))
         _add_nodes(branch, machine, nodes)
-    _add_nodes(tree, machine, [node for node in topology.nodes if node.package is None])
+    _add_nodes(tree, machine, [node for node in topology.nodes if node.package not in packages])
+    homeless = topology.cpus.difference(*(node.cpus for node in topology.nodes))
+    if homeless:
+        tree.add(_line("node unknown", "magenta", (f"CPUs {homeless}",)))
     if machine.empty:
         is_allowed = "" if machine.empty & topology.allowed.nodes else "not allowed"
         what = (f"nodes {machine.empty}: no memory, no CPUs", is_allowed)

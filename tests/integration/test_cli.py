@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +118,22 @@ def test_without_torch(tmp_path: Path) -> None:
     assert done.out.count("Usage: ") == len(HELPS) + 2
 
 
+def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
+    """It ends the program as at any other time: by SIGINT, without a traceback. A SIGINT that is ignored stays so."""
+    (tmp_path / "click.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT); raise SystemExit(7)")
+    command = shlex.join([*NUMAPIN, "topo"])
+    ended = [call("sh", "-c", f"{trap} exec {command}", PYTHONPATH=str(tmp_path)) for trap in ("", "trap '' INT;")]
+    assert [(done.status, done.err) for done in ended] == [(-signal.SIGINT, ""), (7, "")]
+
+
+@pytest.mark.parametrize(("command", "status"), [("topo", 1), ("doctor", 3)])
+def test_a_module_that_is_cut_off(command: str, status: int, tmp_path: Path) -> None:
+    """A full disk cuts compiled modules off: Python's EOFError is shown, and not taken for the end of a prompt."""
+    (tmp_path / "numa.pyc").write_bytes(importlib.util.MAGIC_NUMBER + bytes(12))
+    done = call(*NUMAPIN, command, PYTHONPATH=str(tmp_path))
+    assert (done.status, "\nEOFError: " in done.err) == (status, True), done.err
+
+
 def test_garbage_is_collected_again() -> None:
     """It is off during the imports only; a command that runs for weeks needs it."""
     code = (
@@ -180,6 +199,12 @@ def test_no_trailing_blanks(dgx: str, command: str) -> None:
     assert b"\x1b[" in done.raw
     lines = done.text.splitlines()
     assert [line for line in lines if line.endswith(" ") or len(line) > 100] == []
+
+
+def test_a_terminal_without_a_width(dgx: str) -> None:
+    """COLUMNS=0 means that the width is unknown: tables and warnings are shown all the same."""
+    done = on_terminal([*NUMAPIN, "plan", "--machine", dgx, "--nproc-per-node", "16"], {"COLUMNS": "0"})
+    assert (done.status, "48-63,176-191" in done.text, "each GPU is shared by 2 ranks" in done.text) == (0, True, True)
 
 
 @pytest.mark.parametrize(

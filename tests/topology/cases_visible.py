@@ -74,6 +74,10 @@ CASES: Final = {
     ),
     **shown("hiding all on purpose has a note of its own", gpus(), "", " ", "-1", "NoDevFiles", "void", "none"),
     **shown("nothing is lost, so there is no note", gpus(), None, "0", "3,2,1,0", "GPU-a,GPU-c", "1,", " 2 ,0", "3,1"),
+    "an index may have thousands of zeros": Case(
+        nvml=gpus(), environ={"CUDA_VISIBLE_DEVICES": "0" * 5000 + "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    ),
+    "a GPU that no variable hides cannot be chosen beside a MIG instance": Case(nvml=gpus(mig="1"), gpus="0"),
     "a prefix must fit one GPU alone": Case(
         nvml=[{"uuid": f"GPU-ab{n}" + "0" * 29, "pci": f"0000:0{n}:00.0", "name": "x"} for n in range(2)],
         environ={"CUDA_VISIBLE_DEVICES": "GPU-ab0,GPU-ab"},

@@ -273,7 +273,7 @@ def _read_library_devices(whole: PciReading, below: list[Element]) -> list[PciRe
     found: list[PciReading] = []
     for library, vendor in product(below, VENDORS):
         support = support_of(vendor)
-        match = support.hwloc_name and support.hwloc_name.fullmatch(library.word("name"))
+        match = support.hwloc_name.fullmatch(library.word("name"))
         if not match:
             continue
         if len(found) > MAX_GPUS:  # `build` refuses that many

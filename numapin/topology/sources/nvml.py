@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _LIBRARY: Final = "libnvidia-ml.so.1"  # pynvml tries no other name, and takes 17 ms to fail
+_NEWEST: Final = "nvmlDeviceGetNumaNodeId"  # of the functions that are used here, the newest in nvidia-ml-py
 _WORD_BITS: Final = 64
 # Masks hold every id that Linux can be built for (8192 CPUs, 1024 nodes): ids may be sparse (up to node 255 on a
 # POWER9), so the number of CPUs or nodes is not a bound. The longer mask costs no time (2 µs on an H200).
@@ -150,12 +151,16 @@ def _started() -> Iterator[ModuleType | NvmlReadings]:
     if not calls.can_load(_LIBRARY):
         yield NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
         return
-    failed = None
+    failed, problem = None, ""
     try:
         import pynvml
     except ImportError as error:
-        note = f"NVML cannot be used: {error}; type: pip install nvidia-ml-py"
-        failed = NvmlReadings(gpus=None, notes=(note,))
+        problem = f"{error}; type: pip install nvidia-ml-py"
+    else:
+        if not hasattr(pynvml, _NEWEST):  # packages named pynvml before 12 hide the module of nvidia-ml-py
+            problem = f"{pynvml.__file__} is too old; type: pip uninstall pynvml && pip install --upgrade nvidia-ml-py"
+    if problem:
+        failed = NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {problem}",))
     else:
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error

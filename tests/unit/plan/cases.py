@@ -95,6 +95,13 @@ GPUS: Final = {
         {"gpus": [1, 0], "num_ranks": 1},
     ),
     **each("if it is unknown which GPU is CUDA device n, no rank is bound by a guess", without(TWO, cuda_index=None)),
+    **each(
+        "an assumed order of the GPUs alone makes a rank inexact, if its CPUs or memory depend on its GPU",
+        replace(TWO, gpu_order_known=False),
+        {},
+        {"bind": "none", "memory": "bind"},
+        {"bind": "none"},
+    ),
     **each("a rank whose node is unknown keeps all CPUs and has no policy", grid(gpus=[0, None])),
     **each("with --bind none an unknown node is exact", grid(gpus=[None, 0]), {"bind": "none"}),
     **each(
@@ -104,6 +111,11 @@ GPUS: Final = {
         "without GPUs ranks are far apart, neighbors side by side; more ranks than nodes share them evenly",
         eight(),
         *({"num_ranks": number} for number in (None, 1, 2, 3, 4, 8, 9)),
+    ),
+    **each(
+        "without GPUs nodes whose memory may be used come first, if there is one for each rank",
+        eight(memoryless=[4], allowed_nodes=CpuSet({1, 4, 5})),
+        *({"num_ranks": number} for number in (1, 2, 3)),
     ),
     **each("without GPUs only nodes with usable CPUs count", limited(eight(), "8-11,20-23"), {"num_ranks": 2}),
     **{
@@ -411,6 +423,11 @@ NICS: Final = {
         linked([0], [replace(rdma(0, NicKind.SLINGSHOT), name="cxi0")]),
         {},
         {"nic_env": BOTH},
+    ),
+    **each(
+        "a NIC is that of an assumed GPU, even if nothing is bound",
+        replace(linked([0, 1], [rdma(0), rdma(1)]), gpu_order_known=False),
+        {"bind": "none", "nic_env": ["ucx"]},
     ),
     **each("without GPUs there is no nearest NIC", grid(), {"num_ranks": 1, "nic_env": ["ucx"]}),
     **{

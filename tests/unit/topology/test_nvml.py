@@ -184,12 +184,19 @@ def test_missing_library(tmp_path: Path) -> None:
     assert result.notes[0].startswith("NVML could not be loaded: no libnvidia-ml.so.1; install the NVIDIA ")
 
 
-def test_missing_pynvml(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """Without pynvml there is no GPU list, and the note says what to install."""
-    (tmp_path / "pynvml.py").write_text("raise ImportError('no pynvml')", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("raise ImportError('no pynvml')", "no pynvml; type: pip install nvidia-ml-py"),
+        ("", "pynvml.py is too old; type: pip uninstall pynvml && pip install --upgrade nvidia-ml-py"),
+    ],
+)
+def test_missing_pynvml(code: str, remedy: str, fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """Without pynvml, or with an old package of that name, there is no GPU list; the note says what to install."""
+    (tmp_path / "pynvml.py").write_text(code, encoding="utf-8")
     result = _read_in(fake_nvml.environment(tmp_path, render([_gpu(0)])) | {"PYTHONPATH": str(tmp_path)})
     assert result.gpus is None
-    assert result.notes[0].endswith("type: pip install nvidia-ml-py")
+    assert result.notes[0].endswith(remedy)
 
 
 def test_questions_are_few(fake_nvml: FakeNvml, tmp_path: Path) -> None:

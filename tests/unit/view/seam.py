@@ -8,6 +8,7 @@ from numapin.base.text import printable
 from numapin.launcher.failure import JobFailure
 from numapin.observe.node import JobOrigin
 from numapin.topology.discover import example_names, read_example
+from numapin.topology.model import Pcie
 from numapin.topology.nics import NicKind, adapters, natural
 from numapin.topology.readings import GpuLoad
 from numapin.view import picture as drawing

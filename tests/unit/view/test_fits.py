@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from numapin import Bind, Nic, Request, make_plan
+from numapin import Bind, Link, Nic, Request, make_plan
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
@@ -66,6 +66,29 @@ def test_names_of_one_device() -> None:
         Nic(name="eth3"),
     ]
     assert [adapter.name for adapter in seam.adapters(nics)] == ["eth2", "eth3", "mlx5_0/ib0", "mlx5_1/eth1"]
+
+
+def test_what_a_machine_file_may_have() -> None:
+    """Large numbers of sockets, a node of an unlisted one, a half-known PCIe link, a link of senseless count.
+
+    CPUs that no node lists are shown, too.
+    """
+    machine = grid(packages=3, nodes=2, cores=1, smt=1, gpus=[0, 0])
+    machine = replace(
+        machine,
+        packages=tuple(replace(package, id=3000 + package.id) for package in machine.packages[:2]),
+        nodes=tuple(replace(node, package=3000 + (node.package or 0)) for node in machine.nodes),
+        gpus=(replace(machine.gpus[0], pcie=seam.Pcie(gen=4, width=8, max_width=16)), machine.gpus[1]),
+        links=(Link(a="gpu0", b="gpu1", kind="NV" + "9" * 5000),),
+    )
+    shown = rendered(seam.topo_tree(machine), WIDE)
+    assert "PCIe 4 x8 of 4 x16" in shown
+    assert "NVLink" not in shown
+    assert all(f"node {number} " in shown for number in range(6))
+    assert shown.endswith("node distances (10 is local): 12 within a socket, 32 between sockets\n")
+    first, second = grid().nodes
+    shown = rendered(seam.topo_tree(replace(grid(), nodes=(replace(first, cpus=CpuSet({0, 8})), second))), WIDE)
+    assert "\n├── node unknown  CPUs 1-3,9-11\n" in shown
 
 
 # --- machines and plans as text --------------------------------------------------------------------------------------

@@ -60,6 +60,9 @@ CASES: dict[str, Topology | tuple[Topology, Request | Plan]] = {
         grid(nodes=2, gpus=[0, 0, 1, 1, 1]),
         _between(0, 1, word="NV4") | _between(2, 3, word="NV4") | _between(0, 2, word="SYS"),
     ),
+    "a GPU on a node of memory alone, which only a file can have, is drawn there, without a bar": _linked(
+        grid(nodes=1, gpus=[0, 8], memory_nodes=[8]), _between(0, 1, word="NV4")
+    ),
     "xGMI has a bar, too": _linked(grid(nodes=1, gpus=[0, 0, 0]), _between(0, 1, 2, word="XGMI")),
     "of GPUs in two rows, only those next to the bar have a line": _linked(
         grid(nodes=1, gpus=[0] * 24), _between(*range(24), word="NV18")
