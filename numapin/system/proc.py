@@ -159,12 +159,16 @@ def processes(root: StrPath = LIVE, *, without: Container[int] = ()) -> Iterator
 
 def children_in(pid: int) -> list[int]:
     """Return a process's children as the kernel lists them; empty if it has ended, or the kernel does not list them."""
-    folder = f"{folder_of(pid)}/task"
+    folder, found = f"{folder_of(pid)}/task", list[int]()
     try:
-        texts = [read(f"{folder}/{name}/children") for name in os.listdir(folder)]
-    except (Gone, OSError):
-        return []
-    return [int(word) for text in texts for word in text.split()]
+        for name in os.listdir(folder):
+            try:
+                found += map(int, read(f"{folder}/{name}/children").split())
+            except Gone:  # that thread has ended, or the kernel does not list children
+                continue
+    except OSError:
+        pass
+    return found
 
 
 def descendants(pid: int, children: Mapping[int, list[int]], *, without: Collection[int] = ()) -> list[int]:
