@@ -55,6 +55,7 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
     ranks: list[AttachedRank] = []
     former: dict[ThreadId, CpuSet] = {}
     changed: list[ThreadId] = []
+    starts: dict[int, int] = {}
     interrupted = False
     for target in aim.targets:
         pid = target.subject.pid
@@ -66,6 +67,7 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
             interrupted, problem = binder.interrupted, "it ended before"
             former |= binder.former
             changed += binder.changed
+            starts |= binder.starts
         ranks.append(
             AttachedRank(
                 pid=pid,
@@ -88,7 +90,8 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
             if interrupted:
                 looked_at.append(process)
                 continue
-            with_pages, interrupted = _with_pages(process, rank.requested, options, progress)
+            main = ThreadId(process.pid, process.pid, starts[process.pid])
+            with_pages, interrupted = _with_pages(process, main, rank.requested, options, progress)
             looked_at.append(with_pages)
         ranks[number] = replace(rank, processes=tuple(looked_at))
     return Attached(
@@ -102,17 +105,22 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
 
 
 def _with_pages(
-    process: BoundProcess, plan: RankPlan, options: AttachOptions, progress: Callable[[int, int, int], None]
+    process: BoundProcess,
+    main: ThreadId,
+    plan: RankPlan,
+    options: AttachOptions,
+    progress: Callable[[int, int, int], None],
 ) -> tuple[BoundProcess, bool]:
     """Return a process with its memory, which is moved if requested, and whether Ctrl-C ended that.
 
-    What was bound is reported in any case.
+    What was bound is reported in any case. `main` is its main thread: another process may have its id by now.
     """
     pid, interrupted = process.pid, False
     shortfalls: list[str] = []
     pages = None
     try:
-        main = ThreadId(pid, pid, proc.stat(proc.folder_of(pid)).start)
+        if not is_same(main):
+            return process, False
         memory = memory_of(pid, planned_nodes(plan))
         if memory is None:
             shortfalls += [_UNREADABLE] if options.migrate else []
@@ -165,6 +173,7 @@ class Binder:
         self._target, self._options, self._without = target, options, without
         self.former: dict[ThreadId, CpuSet] = {}
         self.changed: list[ThreadId] = []
+        self.starts: dict[int, int] = {}
         self._seen: set[ThreadId] = set()
         self._tallies: dict[int, _Tally] = {}
         self._notes = list(target.shortfalls)
@@ -216,6 +225,7 @@ class Binder:
             except (UsageError, proc.Gone):  # it has ended, or is a thread of the kernel
                 continue
             if examined.start == processes[pid].start:
+                self.starts[pid] = examined.start
                 self._tallies.setdefault(pid, _Tally(name=examined.name))
                 found += [thread for thread in listed if thread not in self._seen]
         return found
@@ -258,6 +268,9 @@ class Binder:
                 tally.refusals[refusal] += 1
                 tally.after |= cpus
                 continue
+            except KeyboardInterrupt:  # it may have come after the change
+                self.changed.append(thread)
+                raise
             if found != cpus:
                 tally.changed += 1
                 self.changed.append(thread)

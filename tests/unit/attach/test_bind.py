@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -62,6 +63,45 @@ def test_a_change_that_is_not_made(target: Target, error: BaseException, monkeyp
 
 
 @needs_two_cpus
+def test_ctrl_c_right_after_a_change(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has got its CPUs, but was not looked at again, is among those that are to be undone."""
+    (thread,) = affinity.threads_of(target.subject.pid)
+    looks = iter((ALL,))
+    monkeypatch.setattr(affinity, "cpus_of", lambda _: next(looks, None) or signal.raise_signal(signal.SIGINT))
+    binder = bind.Binder(target, OPTIONS)
+    binder.run()
+    assert CpuSet(os.sched_getaffinity(thread.tid)) == target.plan.cpus
+    assert (binder.interrupted, seam.undo_commands(binder.former, binder.changed)) == (
+        True,
+        (f"taskset -acp {ALL} {thread.pid}",),
+    )
+
+
+@needs_two_cpus
+def test_a_child_that_starts_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child is bound, too, if it starts after the first look, and before its parent is bound."""
+    set_cpus, children = affinity.set_cpus, list[int]()
+    line, pipe = "read line; sleep 600 & echo $!; read line; kill $!", subprocess.PIPE
+    with subprocess.Popen(["sh", "-c", line], stdin=pipe, stdout=pipe, text=True) as process:
+
+        def start_a_child_first(thread: affinity.ThreadId, cpus: CpuSet) -> CpuSet:
+            assert process.stdin
+            assert process.stdout
+            if not children:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                children.append(int(process.stdout.readline()))
+            return set_cpus(thread, cpus)
+
+        monkeypatch.setattr(affinity, "set_cpus", start_a_child_first)
+        plan = replace(PLANNED, cpus=CpuSet({max(ALL)}))
+        found = bind.Binder(Target(subject=examine(process.pid), plan=plan, gpu_source=""), OPTIONS).run()
+        assert [each.pid for each in found] == [process.pid, *children]
+        assert [os.sched_getaffinity(pid) for pid in (process.pid, *children)] == [set(plan.cpus)] * 2
+        process.communicate("\n")
+
+
+@needs_two_cpus
 def test_cpus_that_a_process_does_not_get(target: Target) -> None:
     """Planned CPUs that the kernel does not give are a shortfall, and so are those that the plan lacks."""
     lacking, of_plan = max(ALL) + 1000, "the plan leaves out CPUs 9"
@@ -98,6 +138,15 @@ def test_another_process_with_the_same_id(target: Target) -> None:
     with pytest.raises(OSError, match="no CPU is given"):
         affinity.set_cpus(thread, CpuSet())
     assert _cpus(target) == [ALL]
+
+
+@needs_two_cpus
+def test_another_process_with_the_id_of_a_bound_one(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of a process that has the id of a bound one by then are neither counted nor moved."""
+    (bound,) = affinity.threads_of(target.subject.pid)
+    monkeypatch.setattr(bind, "is_same", lambda thread: thread != bound)
+    done = bind.attach(Aim((target,), ()), OPTIONS, progress=lambda *_: None)
+    assert [process.pages for process in done.ranks[0].processes] == [None]
 
 
 @pytest.mark.parametrize(
