@@ -104,7 +104,7 @@ def _one_visible(environ: Mapping[str, str]) -> str | None:
     from numapin.topology.visible import hides_all
 
     # Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
-    visible = next((environ[name].strip() for name in hiding_variables() if name in environ), "")
+    visible = next((environ[name].strip().rstrip(", ") for name in hiding_variables() if name in environ), "")
     return None if not visible or "," in visible or hides_all(visible) else visible
 
 

@@ -305,14 +305,14 @@ def test_gpus(dump: tuple[str, ...], two_gpus: dict[str, str]) -> None:
 def test_the_gpu_of_a_plan(
     dump: tuple[str, ...], two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
-    """A task that sees one GPU uses it, whatever its rank; an index is looked up with NVML.
+    """A task that sees one GPU uses it, whatever its rank; NVML looks an index up, and a last comma is nothing.
 
     If CUDA_VISIBLE_DEVICES hides all GPUs, the rank's number counts, without a message and without NVML.
     """
     path = tmp_path / "two.json"
     path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
     uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
-    for options, visible in (((), uuid), (("--plan", str(path)), "1")):
+    for options, visible in (((), uuid), (("--plan", str(path)), "1"), (("--plan", str(path)), "1,")):
         assert gpu_of(become(*options, *dump, **two_gpus | {"CUDA_VISIBLE_DEVICES": visible}))["uuid"] == uuid
     broken = fake_nvml.environment(tmp_path, "fail init 18\n") | TASK | {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}
     done = enter("--strict", "--plan", str(path), *dump, **broken)
