@@ -171,6 +171,8 @@ def test_verbose(plan: str) -> None:
     [
         ("--plan {plan} -- no-such-program", "", 127, "no-such-program: command not found"),
         ("--plan {plan} -- /", "", 126, "/: Permission denied"),
+        ("--plan {plan} -- ''", "", 2, "the command is empty"),  # of a variable that is unset
+        ("-- ''", "", 2, "the command is empty"),
         ("--plan {plan} --bind node true", "", 2, "already decides --bind"),
         ("--plan {plan} --no-smt true", "", 2, "already decides --no-smt"),
         ("true", "x", 3, "unset NUMAPIN_BINDING"),
@@ -180,7 +182,7 @@ def test_verbose(plan: str) -> None:
 def test_what_cannot_be(plan: str, line: str, binding: str, status: int, why: str) -> None:
     """A command that cannot be started has the status that a shell gives it; options and variables may contradict."""
     given = {"NUMAPIN_BINDING": binding} if binding else {}
-    done = enter(*line.format(plan=plan).split(), **TASK, **given)
+    done = enter(*shlex.split(line.format(plan=plan)), **TASK, **given)
     assert (done.status, why in done.err) == (status, True), done.err
     assert ("NUMAPIN_BINDING: " in done.err) == bool(binding)
 
