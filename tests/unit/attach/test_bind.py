@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -67,7 +66,13 @@ def test_ctrl_c_right_after_a_change(target: Target, monkeypatch: pytest.MonkeyP
     """A thread that has got its CPUs, but was not looked at again, is among those that are to be undone."""
     (thread,) = affinity.threads_of(target.subject.pid)
     looks = iter((ALL,))
-    monkeypatch.setattr(affinity, "cpus_of", lambda _: next(looks, None) or signal.raise_signal(signal.SIGINT))
+
+    def look_once(_: affinity.ThreadId) -> CpuSet:
+        for cpus in looks:
+            return cpus
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(affinity, "cpus_of", look_once)
     binder = bind.Binder(target, OPTIONS)
     binder.run()
     assert CpuSet(os.sched_getaffinity(thread.tid)) == target.plan.cpus
@@ -146,7 +151,59 @@ def test_another_process_with_the_id_of_a_bound_one(target: Target, monkeypatch:
     (bound,) = affinity.threads_of(target.subject.pid)
     monkeypatch.setattr(bind, "is_same", lambda thread: thread != bound)
     done = bind.attach(Aim((target,), ()), OPTIONS, progress=lambda *_: None)
-    assert [process.pages for process in done.ranks[0].processes] == [None]
+    assert (done.ranks[0].processes[0].pages, done.interrupted) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "migrate", "interrupted", "shortfalls"),
+    [
+        (seam.Gone(), False, False, ()),
+        (KeyboardInterrupt(), False, True, ()),
+        (PermissionError(errno.EPERM, "x"), False, False, ("its memory cannot be read: [Errno 1] x",)),
+        (
+            MachineError("/proc/7/stat is malformed"),
+            True,
+            False,
+            ("its memory cannot be read: /proc/7/stat is malformed",),
+        ),
+        (None, False, False, ()),
+        (
+            None,
+            True,
+            False,
+            ("its memory cannot be read, so no page was moved; run this as the job's user, or as root",),
+        ),
+    ],
+    ids=["ended", "Ctrl-C", "EPERM", "malformed", "hidden", "hidden, to be moved"],
+)
+def test_memory_that_cannot_be_read(
+    error: BaseException | None,
+    shortfalls: tuple[str, ...],
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    migrate: bool,
+    interrupted: bool,
+) -> None:
+    """What was bound is reported all the same, with the reason, and only Ctrl-C ends the rest."""
+
+    def fail(*_: object) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(bind, "memory_of", fail)
+    done = bind.attach(Aim((target,), ()), AttachOptions(migrate=migrate), progress=lambda *_: None)
+    (process,) = done.ranks[0].processes
+    assert (process.pages, process.shortfalls, done.interrupted) == (None, shortfalls, interrupted)
+    assert done.exact == (not shortfalls and not interrupted)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, AttachOptions(dry_run=True, migrate=True)], ids=["bind", "dry run"])
+def test_memory_that_is_only_counted(target: Target, options: AttachOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --migrate, and in a dry run, no page moves."""
+    monkeypatch.setattr(bind, "move", lambda *_: pytest.fail("pages move"))
+    (process,) = bind.attach(Aim((target,), ()), options, progress=lambda *_: None).ranks[0].processes
+    assert process.pages is None or (sum(process.pages.before.values()) > 0 and process.pages.after is None)
 
 
 @pytest.mark.parametrize(
