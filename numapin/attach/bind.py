@@ -121,7 +121,7 @@ def _with_pages(
     try:
         if not is_same(main):
             return process, False
-        memory = memory_of(pid, planned_nodes(plan))
+        memory = memory_of(pid, plan.nodes)
         if memory is None:
             shortfalls += [_UNREADABLE] if options.migrate else []
         elif options.dry_run or not options.migrate:
@@ -327,14 +327,9 @@ class ProcessMemory(NamedTuple):
         return sum(region.far_bytes for region in self.regions)
 
 
-def planned_nodes(plan: RankPlan) -> CpuSet:
-    """Return the nodes on which the pages of a rank belong."""
-    return plan.nodes or (CpuSet() if plan.node is None else CpuSet({plan.node}))
-
-
 def policy_shortfalls(memory: ProcessMemory, plan: RankPlan) -> tuple[str, ...]:
     """Return why future pages do not go to the planned nodes, if the policy of the process forbids that."""
-    nodes, policy = planned_nodes(plan), memory.policy
+    nodes, policy = plan.nodes, memory.policy
     if policy is None or policy.mode in ("default", "local") or not nodes or policy.nodes <= nodes:
         return ()
     return (
@@ -380,7 +375,7 @@ def move(
     `main` is the main thread of the process. `progress` is called with the bytes that were done and their total. Raises
     Gone.
     """
-    nodes, total = planned_nodes(plan), memory.movable_bytes
+    nodes, total = plan.nodes, memory.movable_bytes
     node = plan.node if plan.node in nodes else min(nodes, default=None)
     moved_bytes = 0
     stays: Counter[str] = Counter()

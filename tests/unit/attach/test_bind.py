@@ -107,6 +107,31 @@ def test_a_child_that_starts_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_two_cpus
+def test_a_thread_that_has_the_cpus_already() -> None:
+    """The commands that undo the rest give it its own CPUs back: the one for its process changes it, too.
+
+    Threads that are on fewer CPUs than planned are left alone and counted, unless they are to be widened.
+    """
+    own = {max(ALL)}
+    code = "import os, sys, threading; thread = threading.Thread(target=sys.stdin.read); thread.start(); "
+    code += f"os.sched_setaffinity(thread.native_id, {own}); print(thread.native_id, flush=True)"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout
+        tid = int(process.stdout.readline())
+        target = Target(subject=examine(process.pid), plan=replace(PLANNED, cpus=CpuSet(own)), gpu_source="")
+        binder = bind.Binder(target, OPTIONS)
+        (bound,) = binder.run()
+        wide = replace(target, plan=replace(PLANNED, cpus=ALL))
+        (left,), (widened,) = (bind.Binder(wide, AttachOptions(widen=widen)).run() for widen in (False, True))
+        process.communicate(b"")
+    found = [(each.threads, each.changed, each.narrower) for each in (bound, left, widened)]
+    assert found == [(2, 1, 0), (2, 0, 2), (2, 2, 0)]
+    undo = (f"taskset -acp {ALL} {process.pid}", f"taskset -cp {max(ALL)} {tid}")
+    assert seam.undo_commands(binder.former, binder.changed) == undo
+
+
+@needs_two_cpus
 def test_cpus_that_a_process_does_not_get(target: Target) -> None:
     """Planned CPUs that the kernel does not give are a shortfall, and so are those that the plan lacks."""
     lacking, of_plan = max(ALL) + 1000, "the plan leaves out CPUs 9"
@@ -329,13 +354,6 @@ def test_pieces_cover_the_region() -> None:
     assert [address for piece in found for address in piece] == list(range(region.start, region.end, 4096))
     assert max(map(len, found)) * 4096 == 32 << 20
     assert [piece.start % (2 << 20) for piece in found[1:]] == [0] * 3
-
-
-def test_planned_nodes() -> None:
-    """Pages belong on the nodes of the policy, or else on the GPU's node; without both, nowhere."""
-    assert bind.planned_nodes(PLANNED) == NODE_1
-    assert bind.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=0)) == CpuSet({0})
-    assert bind.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=None)) == CpuSet()
 
 
 # --- the processes that may be changed --------------------------------------------------------------------------------
