@@ -15,7 +15,7 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping
     from os import PathLike
     from typing import Final
 
@@ -179,14 +179,14 @@ def descendants(pid: int, children: Mapping[int, list[int]], *, without: Collect
     return found[1:]
 
 
-def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[tuple[int, int]]:
+def descendants_of(pid: int, *, is_apart: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
     """Yield the descendants of a process and their start times, nearest first, as the kernel lists them.
 
-    Those in `without` are left out, and so is what is below them.
+    A process that `is_apart` is left out, and so is what is below it.
     """
     parents = [pid]
     for parent in parents:
-        children = [child for child in children_in(parent) if child not in without]
+        children = [child for child in children_in(parent) if not is_apart(child)]
         parents += children
         for child in children:
             try:

@@ -136,10 +136,10 @@ def test_descendants() -> None:
         shell.stdin.write(b"x\n")
         shell.stdin.flush()
         assert shell.stdout.readline() == b"x\n"
-        starts = dict(proc.descendants_of(os.getpid()))
+        starts = dict(proc.descendants_of(os.getpid(), is_apart=lambda _: False))
         assert starts[shell.pid] == proc.stat(proc.folder_of(shell.pid)).start
         assert list(starts)[-1] != shell.pid
-        rest = dict(proc.descendants_of(os.getpid(), without={shell.pid})).keys()
+        rest = dict(proc.descendants_of(os.getpid(), is_apart=shell.pid.__eq__)).keys()
         assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})
 
 
