@@ -329,8 +329,8 @@ class ProcessMemory(NamedTuple):
 
 def policy_shortfalls(memory: ProcessMemory, plan: RankPlan) -> tuple[str, ...]:
     """Return why future pages do not go to the planned nodes, if the policy of the process forbids that."""
-    nodes, policy = plan.nodes, memory.policy
-    if policy is None or policy.mode in ("default", "local") or not nodes or policy.nodes <= nodes:
+    policy = memory.policy
+    if policy is None or policy.nodes <= plan.nodes:  # `default` and `local` have no nodes
         return ()
     return (
         f"its memory policy is {policy}, and no other process can change that: new pages go there; start the "
