@@ -12,6 +12,7 @@ itself placed by a policy of their own.
 from __future__ import annotations
 
 import errno
+import mmap
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _MOST_LOOKS: Final = 100
 _RESTLESS: Final = "it starts processes or threads faster than they can be bound; some may have started unbound"
-_PAGES_PER_CALL: Final = 1 << 13  # 32 MiB of 4 KiB pages: Ctrl-C and the progress wait for no more
+_BYTES_PER_CALL: Final = mmap.PAGESIZE << 13  # 32 MiB with 4 KiB pages: Ctrl-C and the progress wait for no more
 _INTERRUPTED: Final = "interrupted"
 _UNREADABLE: Final = "its memory cannot be read, so no page was moved; run this as the job's user, or as root"
 
@@ -294,7 +295,7 @@ class Region(NamedTuple):
     @property
     def pieces(self) -> Iterator[range]:
         """The addresses of its pages, in pieces for one call each. No huge page is in two: it would be counted once."""
-        size = _PAGES_PER_CALL * self.page_bytes
+        size = max(self.page_bytes, _BYTES_PER_CALL)
         begins = range(self.start - self.start % size, self.end, size)
         return (range(max(at, self.start), min(at + size, self.end), self.page_bytes) for at in begins)
 

@@ -347,12 +347,14 @@ def test_policy_of_the_process(tmp_path: Path) -> None:
         assert bind.policy_shortfalls(_memory(tmp_path / policy, policy), PLANNED) == ()
 
 
-def test_pieces_cover_the_region() -> None:
-    """Each page's address is in one piece, a huge page's too; a piece has at most 32 MiB of small pages."""
-    region = bind.Region(0x10000, 0x10000 + (100 << 20), 4096, 0)
+@pytest.mark.parametrize("page_bytes", [4096, 2 << 20])
+def test_pieces_cover_the_region(page_bytes: int) -> None:
+    """Each page's address is in one piece, a huge page's too; a piece has at most 32 MiB, after which Ctrl-C counts."""
+    begin = 4 * page_bytes
+    region = bind.Region(begin, begin + (100 << 20), page_bytes, 0)
     found = list(region.pieces)
-    assert [address for piece in found for address in piece] == list(range(region.start, region.end, 4096))
-    assert max(map(len, found)) * 4096 == 32 << 20
+    assert [address for piece in found for address in piece] == list(range(region.start, region.end, page_bytes))
+    assert max(map(len, found)) * page_bytes == 32 << 20
     assert [piece.start % (2 << 20) for piece in found[1:]] == [0] * 3
 
 
