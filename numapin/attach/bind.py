@@ -12,6 +12,7 @@ itself placed by a policy of their own.
 from __future__ import annotations
 
 import errno
+import mmap
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _MOST_LOOKS: Final = 100
 _RESTLESS: Final = "it starts processes or threads faster than they can be bound; some may have started unbound"
-_PAGES_PER_CALL: Final = 1 << 13  # 32 MiB of 4 KiB pages: Ctrl-C and the progress wait for no more
+_BYTES_PER_CALL: Final = mmap.PAGESIZE << 13  # 32 MiB with 4 KiB pages: Ctrl-C and the progress wait for no more
 _INTERRUPTED: Final = "interrupted"
 _UNREADABLE: Final = "its memory cannot be read, so no page was moved; run this as the job's user, or as root"
 
@@ -55,6 +56,7 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
     ranks: list[AttachedRank] = []
     former: dict[ThreadId, CpuSet] = {}
     changed: list[ThreadId] = []
+    starts: dict[int, int] = {}
     interrupted = False
     for target in aim.targets:
         pid = target.subject.pid
@@ -66,6 +68,7 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
             interrupted, problem = binder.interrupted, "it ended before"
             former |= binder.former
             changed += binder.changed
+            starts |= binder.starts
         ranks.append(
             AttachedRank(
                 pid=pid,
@@ -88,7 +91,8 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
             if interrupted:
                 looked_at.append(process)
                 continue
-            with_pages, interrupted = _with_pages(process, rank.requested, options, progress)
+            main = ThreadId(process.pid, process.pid, starts[process.pid])
+            with_pages, interrupted = _with_pages(process, main, rank.requested, options, progress)
             looked_at.append(with_pages)
         ranks[number] = replace(rank, processes=tuple(looked_at))
     return Attached(
@@ -102,18 +106,23 @@ def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, in
 
 
 def _with_pages(
-    process: BoundProcess, plan: RankPlan, options: AttachOptions, progress: Callable[[int, int, int], None]
+    process: BoundProcess,
+    main: ThreadId,
+    plan: RankPlan,
+    options: AttachOptions,
+    progress: Callable[[int, int, int], None],
 ) -> tuple[BoundProcess, bool]:
     """Return a process with its memory, which is moved if requested, and whether Ctrl-C ended that.
 
-    What was bound is reported in any case.
+    What was bound is reported in any case. `main` is its main thread: another process may have its id by now.
     """
     pid, interrupted = process.pid, False
     shortfalls: list[str] = []
     pages = None
     try:
-        main = ThreadId(pid, pid, proc.stat(proc.folder_of(pid)).start)
-        memory = memory_of(pid, planned_nodes(plan))
+        if not is_same(main):
+            return process, False
+        memory = memory_of(pid, plan.nodes)
         if memory is None:
             shortfalls += [_UNREADABLE] if options.migrate else []
         elif options.dry_run or not options.migrate:
@@ -165,6 +174,7 @@ class Binder:
         self._target, self._options, self._without = target, options, without
         self.former: dict[ThreadId, CpuSet] = {}
         self.changed: list[ThreadId] = []
+        self.starts: dict[int, int] = {}
         self._seen: set[ThreadId] = set()
         self._tallies: dict[int, _Tally] = {}
         self._notes = list(target.shortfalls)
@@ -216,6 +226,7 @@ class Binder:
             except (UsageError, proc.Gone):  # it has ended, or is a thread of the kernel
                 continue
             if examined.start == processes[pid].start:
+                self.starts[pid] = examined.start
                 self._tallies.setdefault(pid, _Tally(name=examined.name))
                 found += [thread for thread in listed if thread not in self._seen]
         return found
@@ -258,6 +269,9 @@ class Binder:
                 tally.refusals[refusal] += 1
                 tally.after |= cpus
                 continue
+            except KeyboardInterrupt:  # it may have come after the change
+                self.changed.append(thread)
+                raise
             if found != cpus:
                 tally.changed += 1
                 self.changed.append(thread)
@@ -281,7 +295,7 @@ class Region(NamedTuple):
     @property
     def pieces(self) -> Iterator[range]:
         """The addresses of its pages, in pieces for one call each. No huge page is in two: it would be counted once."""
-        size = _PAGES_PER_CALL * self.page_bytes
+        size = max(self.page_bytes, _BYTES_PER_CALL)
         begins = range(self.start - self.start % size, self.end, size)
         return (range(max(at, self.start), min(at + size, self.end), self.page_bytes) for at in begins)
 
@@ -314,15 +328,10 @@ class ProcessMemory(NamedTuple):
         return sum(region.far_bytes for region in self.regions)
 
 
-def planned_nodes(plan: RankPlan) -> CpuSet:
-    """Return the nodes on which the pages of a rank belong."""
-    return plan.nodes or (CpuSet() if plan.node is None else CpuSet({plan.node}))
-
-
 def policy_shortfalls(memory: ProcessMemory, plan: RankPlan) -> tuple[str, ...]:
     """Return why future pages do not go to the planned nodes, if the policy of the process forbids that."""
-    nodes, policy = planned_nodes(plan), memory.policy
-    if policy is None or policy.mode in ("default", "local") or not nodes or policy.nodes <= nodes:
+    policy = memory.policy
+    if policy is None or policy.nodes <= plan.nodes:  # `default` and `local` have no nodes
         return ()
     return (
         f"its memory policy is {policy}, and no other process can change that: new pages go there; start the "
@@ -367,7 +376,7 @@ def move(
     `main` is the main thread of the process. `progress` is called with the bytes that were done and their total. Raises
     Gone.
     """
-    nodes, total = planned_nodes(plan), memory.movable_bytes
+    nodes, total = plan.nodes, memory.movable_bytes
     node = plan.node if plan.node in nodes else min(nodes, default=None)
     moved_bytes = 0
     stays: Counter[str] = Counter()

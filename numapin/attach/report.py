@@ -27,8 +27,7 @@ STAYS: Final = {
     "refused": "the kernel refuses to move pages (seccomp, or you may not trace the process)",
     "fixed": "device memory",
     "policy": "the program placed them there itself",
-    "unseen": "hidden from move_pages: Linux 6.1 to 6.4 hides what automatic NUMA balancing watches, and moves it "
-    "itself when the process touches it",
+    "unseen": "not seen by move_pages: touched meanwhile, or hidden by Linux 6.1 to 6.4, which then moves them itself",
     "interrupted": "interrupted",
 }
 """The words for why pages stay where they are, and what they mean."""

@@ -139,7 +139,7 @@ def _number(device: object) -> int | None:
     if isinstance(device, str) and _NUMBER.fullmatch(text):
         return int(text)
     kind, _, number = text.partition(":")
-    if kind in ("cuda", "xpu") and number.isdecimal():
+    if kind in ("cuda", "xpu") and _NUMBER.fullmatch(number):
         return int(number)
     if kind in ("cuda", "xpu") and not number:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -113,6 +113,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
             os.environ.update(environ)
             signal.pthread_sigmask(signal.SIG_SETMASK, (*set(before) - set(FORWARDED),))
             execute(list(command))
+        except OSError as error:
+            say(f"error: {command[0]} cannot be started: {error}")
         finally:
             os._exit(126)
     try:

@@ -6,7 +6,7 @@ Rules:
 - A process that takes a second GPU stays where it is. If that GPU is on another node, a warning says so, once.
 - Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
   are there already (a forkserver, workers) are bound to its CPUs.
-- A child that has a record of its own, and what is below it, is never touched.
+- A child that has a record of its own, or is a rank of a numapin below, is never touched, nor is what is below it.
 
 Errors never reach the program: the hook reports them. With --strict the process ends with status 5.
 """
@@ -252,15 +252,21 @@ def _bind(plan: ChildTable, taken: TakenGpus, wanted: RankSlice, how: str) -> No
         return
     records.record(plan, taken, how)
     # The processes that this one has started before follow it, as far as they have no GPU of their own; those that have
-    # one are left out, with all that is below them. A child that binds itself at this moment wins: its record, which
-    # may appear meanwhile, has its CPUs.
-    apart = records.running(plan.run, records.UNBOUND, OBSERVED)
-    for child, start in [*proc.descendants_of(taken.pid, without=apart)]:
+    # one are left out, with all that is below them, and so are ranks that numapin has bound, e.g. of a `numapin run`. A
+    # child that binds itself at this moment wins: its record, which may appear meanwhile, has its CPUs.
+    recorded = records.running(plan.run, records.UNBOUND, OBSERVED)
+    for child, start in [*proc.descendants_of(taken.pid, is_apart=lambda pid: pid in recorded or _is_rank(pid))]:
         bind_threads(child, wanted.cpus, start=start)
         _, theirs = records.running(plan.run, OBSERVED).get(child, ("", {}))
         applied_there = theirs.get("applied")
         if isinstance(applied_there, dict) and "cpus" in applied_there:
             bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
+
+
+def _is_rank(pid: int) -> bool:
+    """Return whether a process began as a rank of a numapin below the command (`become.become`)."""
+    environment = proc.environment_of(pid) or {}
+    return BINDING in environment and CHILDREN not in environment
 
 
 def is_chosen(num_threads: int, *, before: Collection[int], now: int) -> bool:

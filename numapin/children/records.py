@@ -44,11 +44,10 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     if own is None:
         return
     name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
-    former = os.path.basename(running(plan.run, handover.OBSERVED).get(taken.pid, (name, {}))[0])
-    outdated = {former, f"{UNBOUND}{taken.pid}.json"} - {name}  # of a guess that was wrong, or of an unknown GPU
-    for other in outdated:
-        with suppress(OSError), handover.opened_to_write(plan.run) as descriptor:
-            os.unlink(other, dir_fd=descriptor)
+    with suppress(OSError), handover.opened_to_write(plan.run) as descriptor:
+        for other in (*handover.record_names(descriptor), *handover.record_names(descriptor, UNBOUND)):
+            if other != name and other.endswith(f"-{taken.pid}.json"):  # of a guess that was wrong, or an unknown GPU
+                os.unlink(other, dir_fd=descriptor)
     content = {
         "schema": "numapin.observed/1",
         "local_rank": number,

@@ -38,7 +38,7 @@ from numapin.plan.request import Request, parse_memory
 from numapin.rank import handover, shim
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
 from numapin.system import cgroup
-from numapin.system.proc import is_exiting
+from numapin.system.proc import is_dying
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def _result_of(rank: RankProcess, answer: Answer, ranks: Sequence[RankProcess]) 
             return pickle.loads(answer.content)
         except Exception as error:
             raise RankError(f"the result of {name} cannot be unpickled here: {error}", _RETURN_CPU_VALUES) from error
-    dying = [other for other in ranks if other.answer is None and (not other.talks or is_exiting(other.process.pid))]
+    dying = [other for other in ranks if other.answer is None and (not other.talks or is_dying(other.process.pid))]
     running_after(dying, _DYING_S)
     what, hint = _PROBLEMS[answer.outcome]
     raised = RankError(f"{what.format(name)}:\n{answer.content.decode().rstrip()}", hint)

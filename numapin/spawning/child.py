@@ -13,7 +13,7 @@ import socket
 import sys
 import traceback
 from enum import Enum, auto
-from functools import wraps
+from functools import partial, wraps
 from multiprocessing import process, resource_tracker, spawn
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -49,12 +49,14 @@ def main() -> None:
         os.set_inheritable(fd, False)  # programs that the function starts must not hold the pipe open
     if tracker >= 0:
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]  # as spawn_main
+    # Before the function runs: it may set these variables to a place of its own, and import torch after that.
+    patch = partial(ask_the_caller, served=(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
     rendezvous = sys.modules.get(_RENDEZVOUS)  # a sitecustomize may have imported it
     if rendezvous is None:
-        TorchWatch.todo = {**TorchWatch.todo, _RENDEZVOUS: [ask_the_caller]}
+        TorchWatch.todo = {**TorchWatch.todo, _RENDEZVOUS: [patch]}
         sys.meta_path.insert(0, TorchWatch)
     else:
-        ask_the_caller(rendezvous)
+        patch(rendezvous)
     with socket.socket(fileno=pipe) as connection:
         if not connection.recv(1):
             return  # the parent was interrupted while it started ranks, and may not know this one
@@ -63,13 +65,12 @@ def main() -> None:
         connection.sendall(answer)
 
 
-def ask_the_caller(rendezvous: ModuleType) -> None:
-    """Make each store of torch on MASTER_PORT a client: the process that called `numapin.spawn` serves it.
+def ask_the_caller(rendezvous: ModuleType, *, served: tuple[str, int]) -> None:
+    """Make each store of torch at the address and port `served` a client: the caller of `numapin.spawn` serves it.
 
     TORCHELASTIC_USE_AGENT_STORE=True, as under torchrun, would say so for every port. But functions that were written
     for torch.multiprocessing.spawn name a port of their own, and rank 0 has to serve that.
     """
-    served = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store: Any = rendezvous.TCPStore
     torchs_own = store.__init__
 

@@ -1,8 +1,7 @@
 """Call libnuma, libc and our own stores.c through ctypes: one table of signatures; how this process ends.
 
-Only this folder and `topology/sources/libnuma.py` use ctypes. Works on kernels from 4.18 on, except `open_inside`; a
-call that the kernel lacks fails with the kernel's errno. libnuma wraps set_mempolicy(2), get_mempolicy(2), mbind(2) and
-move_pages(2) one to one. ctypes releases the GIL during each call.
+Works on kernels from 4.18 on, except `open_inside`; a call that the kernel lacks fails with the kernel's errno. libnuma
+wraps set_mempolicy(2), get_mempolicy(2), mbind(2) and move_pages(2) one to one. ctypes releases the GIL in each call.
 """
 
 from __future__ import annotations

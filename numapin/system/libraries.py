@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 NCCL_IGNORE: Final = "NCCL_IGNORE_CPU_AFFINITY"
 NCCL_MENDED: Final = "2.30.3"
 _FIRST: Final = (2, 29, 2)
-_MENDED: Final = (2, 30, 3)
 _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
 _MAPPED: Final = re.compile(r"^\S+ \S+ \S+ \S+ \S+ +(/.*/libnccl\.so(?:\.[0-9.]+)?)(?: \(deleted\))?$", re.MULTILINE)
 
@@ -25,7 +24,8 @@ _MAPPED: Final = re.compile(r"^\S+ \S+ \S+ \S+ \S+ +(/.*/libnccl\.so(?:\.[0-9.]+
 def narrows(text: str | None) -> bool | None:
     """Return whether a version leaves its caller on the CPUs of the GPU's node; None for a text without a version."""
     version = _VERSION.match(text or "")
-    return None if version is None else _FIRST <= tuple(map(int, version.groups())) < _MENDED
+    mended = tuple(map(int, NCCL_MENDED.split(".")))
+    return None if version is None else _FIRST <= tuple(map(int, version.groups())) < mended
 
 
 def ignores_affinity(environ: Mapping[str, str]) -> bool:

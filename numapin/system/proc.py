@@ -15,15 +15,14 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping
     from os import PathLike
     from typing import Final
 
     StrPath = str | PathLike[str]
 
 LIVE: Final = "/"
-_EXITING_FLAG: Final = 0x4  # PF_EXITING of the kernel's include/linux/sched.h
-_DYING_FLAGS: Final = _EXITING_FLAG | 0x200 | 0x400  # PF_DUMPCORE, PF_SIGNALED
+_DYING_FLAGS: Final = 0x4 | 0x200 | 0x400  # PF_EXITING, PF_DUMPCORE, PF_SIGNALED of the kernel's linux/sched.h
 _KERNEL_FLAG: Final = 0x200000  # PF_KTHREAD
 _FUTEX_NUMBERS: Final = {"x86_64": 202, "aarch64": 98}  # of the system call
 _FUTEX_PRIVATE, _FUTEX_COMMANDS = 0x80, 0x7F  # include/uapi/linux/futex.h
@@ -39,7 +38,7 @@ class Stat:
     """A process's or thread's `stat` file; field numbers are those of proc_pid_stat(5)."""
 
     __slots__ = (
-        *("cpu_ticks", "has_ended", "is_dying", "is_exiting", "is_kernel_thread", "last_cpu", "name", "num_threads"),
+        *("cpu_ticks", "has_ended", "is_dying", "is_kernel_thread", "last_cpu", "name", "num_threads"),
         *("own_ticks", "parent", "session", "start", "state"),
     )
 
@@ -63,7 +62,6 @@ class Stat:
         flags = int(fields[6])
         self.has_ended = self.state in ("Z", "X")  # a zombie, or dead
         """Whether it has ended, even if its parent has not waited for it yet."""
-        self.is_exiting = bool(flags & _EXITING_FLAG)  # whether the kernel is ending the process
         self.is_dying = self.has_ended or bool(flags & _DYING_FLAGS)
         """Whether it has ended or is about to: the kernel or a signal is ending it, perhaps after a core dump."""
         self.is_kernel_thread = bool(flags & _KERNEL_FLAG)  # whether it is a thread of the kernel, not a program
@@ -159,12 +157,16 @@ def processes(root: StrPath = LIVE, *, without: Container[int] = ()) -> Iterator
 
 def children_in(pid: int) -> list[int]:
     """Return a process's children as the kernel lists them; empty if it has ended, or the kernel does not list them."""
-    folder = f"{folder_of(pid)}/task"
+    folder, found = f"{folder_of(pid)}/task", list[int]()
     try:
-        texts = [read(f"{folder}/{name}/children") for name in os.listdir(folder)]
-    except (Gone, OSError):
-        return []
-    return [int(word) for text in texts for word in text.split()]
+        for name in os.listdir(folder):
+            try:
+                found += map(int, read(f"{folder}/{name}/children").split())
+            except Gone:  # that thread has ended, or the kernel does not list children
+                continue
+    except OSError:
+        pass
+    return found
 
 
 def descendants(pid: int, children: Mapping[int, list[int]], *, without: Collection[int] = ()) -> list[int]:
@@ -177,14 +179,14 @@ def descendants(pid: int, children: Mapping[int, list[int]], *, without: Collect
     return found[1:]
 
 
-def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[tuple[int, int]]:
+def descendants_of(pid: int, *, is_apart: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
     """Yield the descendants of a process and their start times, nearest first, as the kernel lists them.
 
-    Those in `without` are left out, and so is what is below them.
+    A process that `is_apart` is left out, and so is what is below it.
     """
     parents = [pid]
     for parent in parents:
-        children = [child for child in children_in(parent) if child not in without]
+        children = [child for child in children_in(parent) if not is_apart(child)]
         parents += children
         for child in children:
             try:
@@ -250,12 +252,6 @@ def start_time() -> int | None:
     """Return the start time of this process in clock ticks since boot; None without /proc."""
     found = look("self")
     return None if found is None else found.start
-
-
-def is_exiting(pid: int) -> bool:
-    """Return whether the kernel is ending a process, or has ended it."""
-    found = look(pid)
-    return found is None or found.is_exiting
 
 
 def is_dying(pid: int) -> bool:

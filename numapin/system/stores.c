@@ -1,7 +1,5 @@
 /* Copy blocks of memory one after the other, with stores that bypass the caches.
  *
- * Comes in: addresses. Goes out: the bytes, in memory, for a GPU to read.
- *
  * An ordinary store to an uncached line reads the line first, and writes it back later. If a GPU reads the memory next,
  * and no CPU, writing the line directly is better: the copy causes a third less traffic on the memory bus, which the
  * GPU's own reads need. Intel's optimization manual calls these non-temporal stores. On aarch64 they are STNP (Arm's

@@ -15,7 +15,7 @@ from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import read_file
 from numapin.base.stderr import say
-from numapin.errors import MachineError
+from numapin.errors import MachineError, UsageError
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
 from numapin.rank import bind, handover
@@ -104,7 +104,7 @@ def _one_visible(environ: Mapping[str, str]) -> str | None:
     from numapin.topology.visible import hides_all
 
     # Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
-    visible = next((environ[name].strip() for name in hiding_variables() if name in environ), "")
+    visible = next((environ[name].strip().rstrip(", ") for name in hiding_variables() if name in environ), "")
     return None if not visible or "," in visible or hides_all(visible) else visible
 
 
@@ -136,8 +136,10 @@ def launcher_cpus(task: Task) -> CpuSet | None:
 def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verbose: bool) -> NoReturn:
     """Bind this process, report the result, and become the command.
 
-    Raises BindingRefused with `strict` if anything cannot be bound exactly as planned.
+    Raises BindingRefused with `strict` if anything cannot be bound exactly as planned, and UsageError for no command.
     """
+    if not command[0]:
+        raise UsageError("the command is empty", "numapin exec -- COMMAND…")
     applied = bind.apply(part.rank)
     (planned,), kept = without_users([part.rank], os.environ)
     rank = bind.as_bound(planned, applied.shortfalls)

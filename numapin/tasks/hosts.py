@@ -15,7 +15,7 @@ from numapin.errors import UsageError
 from numapin.tasks.identify import explain_repeated, is_in_step, is_inside_rank, repeated_task, required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numapin.launcher.options import Job
 
@@ -240,8 +240,7 @@ def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
     """Tasks of blaunch, which LSF_PM_TASKID numbers from 1: Open MPI's ess_lsf_module.c relies on that, too."""
     if "LSF_PM_TASKID" not in environ or "LSB_MCPU_HOSTS" not in environ:
         return _NOTHING
-    # "How LSF runs parallel jobs" of LSF 9.1.3: pairs of a host and its number of slots
-    hosts = tuple(dict.fromkeys(environ["LSB_MCPU_HOSTS"].split()[::2]))
+    hosts = _lsf_hosts(environ)
     used = [name for name in ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID") if name in environ]
     settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     # blaunch -z may start tasks in another order.
@@ -335,11 +334,12 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
     for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
         if path := environ.get(variable):
             try:
-                return _each_once(line.split()[0] for line in own.read(path).splitlines() if line.strip()), ""
+                names = (line.split()[0] for line in own.read(path).splitlines() if line.strip())
+                return tuple(dict.fromkeys(names)), ""
             except OSError as error:
                 return (), f"{variable}={path}: {error.strerror}"
     if "LSB_MCPU_HOSTS" in environ:
-        return _each_once(environ["LSB_MCPU_HOSTS"].split()[::2]), ""
+        return _lsf_hosts(environ), ""
     try:
         nodes = environ.get("SLURM_JOB_NODELIST", "")
         return (expand_hostlist(nodes), "") if nodes else ((), "no variable has the address of a host")
@@ -351,8 +351,9 @@ def _short(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _each_once(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+def _lsf_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts of an LSF job: "How LSF runs parallel jobs" of LSF 9.1.3 has pairs of a host and its slots."""
+    return tuple(dict.fromkeys(environ["LSB_MCPU_HOSTS"].split()[::2]))
 
 
 def _count(environ: Mapping[str, str], variable: str) -> int:

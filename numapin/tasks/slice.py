@@ -103,10 +103,10 @@ def inside(rank: RankPlan, allowed: CpuSet) -> RankPlan:
 
 
 def has_own_cpus(own: CpuSet, *, launcher: CpuSet | None, limit: int | None, size: int | None) -> bool:
-    """Return whether this task's CPUs are its own, and not shared with its neighbors. None: unknown.
+    """Return whether this task's CPUs are its own, and not shared with its neighbors.
 
-    They are if the launcher has more CPUs than the task, and enough to give every task as many. `limit` is the number
-    of CPUs that the resource manager gave to all tasks.
+    They are if the launcher has more CPUs than the task, and enough to give every task as many; those of an unknown
+    launcher are not. `limit` is the number of CPUs that the resource manager gave to all tasks. None: unknown.
     """
     if launcher is None or not own < launcher:
         return False

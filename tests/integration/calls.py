@@ -123,6 +123,19 @@ def meet(*ports: int) -> tuple[set[tuple[str, str]], list[float]]:
     return found, numbers
 
 
+def meet_at(port: int) -> float:
+    """Choose a place of one's own before torch is imported, meet there, and return the number of ranks, as a sum."""
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
 def listeners(port: int) -> set[tuple[str, str]]:
     """Return the family and the address, as the kernel writes it, of each socket that listens on a port."""
     rows = [

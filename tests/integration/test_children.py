@@ -320,6 +320,23 @@ while True: time.sleep(1)
         assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
         assert not any(each["children"] for each in found.values())
 
+    def test_ranks_do_not_follow_a_driver(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """A process that takes a GPU leaves ranks of a `numapin run` that it started before where they are."""
+        text = """
+import subprocess, torch
+hook = os.environ["PYTHONPATH"].partition(":")[0]  # without the stand-in for torch
+run = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": hook})
+ranks = [json.loads(run.stdout.readline())["pid"] for _ in range(2)]
+torch.cuda.set_device(0)
+show("driver", ranks=sorted([*os.sched_getaffinity(pid)] for pid in ranks))
+run.terminate()
+run.wait()
+"""
+        waiting = script(tmp_path, SHOW + "import signal\nshow('rank')\nsignal.pause()", "waiting.py")
+        run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive", waiting)
+        driver = shown(python(tmp_path, text, *run, **gpus))["driver"]
+        assert (driver["cpus"], driver["ranks"]) == (own_cpu(0), [[CPUS[0]], [CPUS[1]]])
+
     def test_errors_of_the_hook_are_reported_once(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """If the hook fails, the program continues, and one line reports the error."""
         text = """

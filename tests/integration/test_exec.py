@@ -171,6 +171,8 @@ def test_verbose(plan: str) -> None:
     [
         ("--plan {plan} -- no-such-program", "", 127, "no-such-program: command not found"),
         ("--plan {plan} -- /", "", 126, "/: Permission denied"),
+        ("--plan {plan} -- ''", "", 2, "the command is empty"),  # of a variable that is unset
+        ("-- ''", "", 2, "the command is empty"),
         ("--plan {plan} --bind node true", "", 2, "already decides --bind"),
         ("--plan {plan} --no-smt true", "", 2, "already decides --no-smt"),
         ("true", "x", 3, "unset NUMAPIN_BINDING"),
@@ -180,7 +182,7 @@ def test_verbose(plan: str) -> None:
 def test_what_cannot_be(plan: str, line: str, binding: str, status: int, why: str) -> None:
     """A command that cannot be started has the status that a shell gives it; options and variables may contradict."""
     given = {"NUMAPIN_BINDING": binding} if binding else {}
-    done = enter(*line.format(plan=plan).split(), **TASK, **given)
+    done = enter(*shlex.split(line.format(plan=plan)), **TASK, **given)
     assert (done.status, why in done.err) == (status, True), done.err
     assert ("NUMAPIN_BINDING: " in done.err) == bool(binding)
 
@@ -305,14 +307,14 @@ def test_gpus(dump: tuple[str, ...], two_gpus: dict[str, str]) -> None:
 def test_the_gpu_of_a_plan(
     dump: tuple[str, ...], two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
-    """A task that sees one GPU uses it, whatever its rank; an index is looked up with NVML.
+    """A task that sees one GPU uses it, whatever its rank; NVML looks an index up, and a last comma is nothing.
 
     If CUDA_VISIBLE_DEVICES hides all GPUs, the rank's number counts, without a message and without NVML.
     """
     path = tmp_path / "two.json"
     path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
     uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
-    for options, visible in (((), uuid), (("--plan", str(path)), "1")):
+    for options, visible in (((), uuid), (("--plan", str(path)), "1"), (("--plan", str(path)), "1,")):
         assert gpu_of(become(*options, *dump, **two_gpus | {"CUDA_VISIBLE_DEVICES": visible}))["uuid"] == uuid
     broken = fake_nvml.environment(tmp_path, "fail init 18\n") | TASK | {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}
     done = enter("--strict", "--plan", str(path), *dump, **broken)

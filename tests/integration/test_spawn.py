@@ -356,6 +356,13 @@ def _attacked(port: int) -> Iterator[list[dict[str, Any]]]:
         reports.append(json.loads(attacker.stdout.read()))  # not communicate(): the report may be in the buffer already
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 @pytest.fixture(params=["numapin", "torch"])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Say which server of the store the caller uses: torch's, as if the installed torch were a newer one, or ours."""
@@ -384,14 +391,15 @@ def test_another_user_never_gets_the_port(server: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(hosts, "listen", attacked)
     monkeypatch.setattr(spawn_call, "results_of", collected)
-    with socket.socket() as one, socket.socket() as other:
-        for free in (one, other):
-            free.bind(("127.0.0.1", 0))
-        ports = [free.getsockname()[1] for free in (one, other)]
-    results = numapin.spawn(calls.meet, ports, num_ranks=2, timeout=240)
+    results = numapin.spawn(calls.meet, (_free_port(), _free_port()), num_ranks=2, timeout=240)
     ((report,),) = reports
     assert (report["uid"], report["won"]) == (_NOBODY, [])
     assert results == (({_LOOPBACK}, [2.0] * 4),) * 2, server
+
+
+def test_a_place_that_is_chosen_before_torch_is_imported() -> None:
+    """Rank 0 serves a port that the function puts into MASTER_PORT, also if torch is imported only after that."""
+    assert numapin.spawn(calls.meet_at, (_free_port(),), num_ranks=2, timeout=240) == (2.0, 2.0)
 
 
 @needs_root

@@ -62,6 +62,76 @@ def test_a_change_that_is_not_made(target: Target, error: BaseException, monkeyp
 
 
 @needs_two_cpus
+def test_ctrl_c_right_after_a_change(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has got its CPUs, but was not looked at again, is among those that are to be undone."""
+    (thread,) = affinity.threads_of(target.subject.pid)
+    looks = iter((ALL,))
+
+    def look_once(_: affinity.ThreadId) -> CpuSet:
+        for cpus in looks:
+            return cpus
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(affinity, "cpus_of", look_once)
+    binder = bind.Binder(target, OPTIONS)
+    binder.run()
+    assert CpuSet(os.sched_getaffinity(thread.tid)) == target.plan.cpus
+    assert (binder.interrupted, seam.undo_commands(binder.former, binder.changed)) == (
+        True,
+        (f"taskset -acp {ALL} {thread.pid}",),
+    )
+
+
+@needs_two_cpus
+def test_a_child_that_starts_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child is bound, too, if it starts after the first look, and before its parent is bound."""
+    set_cpus, children = affinity.set_cpus, list[int]()
+    line, pipe = "read line; sleep 600 & echo $!; read line; kill $!", subprocess.PIPE
+    with subprocess.Popen(["sh", "-c", line], stdin=pipe, stdout=pipe, text=True) as process:
+
+        def start_a_child_first(thread: affinity.ThreadId, cpus: CpuSet) -> CpuSet:
+            assert process.stdin
+            assert process.stdout
+            if not children:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                children.append(int(process.stdout.readline()))
+            return set_cpus(thread, cpus)
+
+        monkeypatch.setattr(affinity, "set_cpus", start_a_child_first)
+        plan = replace(PLANNED, cpus=CpuSet({max(ALL)}))
+        found = bind.Binder(Target(subject=examine(process.pid), plan=plan, gpu_source=""), OPTIONS).run()
+        assert [each.pid for each in found] == [process.pid, *children]
+        assert [os.sched_getaffinity(pid) for pid in (process.pid, *children)] == [set(plan.cpus)] * 2
+        process.communicate("\n")
+
+
+@needs_two_cpus
+def test_a_thread_that_has_the_cpus_already() -> None:
+    """The commands that undo the rest give it its own CPUs back: the one for its process changes it, too.
+
+    Threads that are on fewer CPUs than planned are left alone and counted, unless they are to be widened.
+    """
+    own = {max(ALL)}
+    code = "import os, sys, threading; thread = threading.Thread(target=sys.stdin.read); thread.start(); "
+    code += f"os.sched_setaffinity(thread.native_id, {own}); print(thread.native_id, flush=True)"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout
+        tid = int(process.stdout.readline())
+        target = Target(subject=examine(process.pid), plan=replace(PLANNED, cpus=CpuSet(own)), gpu_source="")
+        binder = bind.Binder(target, OPTIONS)
+        (bound,) = binder.run()
+        wide = replace(target, plan=replace(PLANNED, cpus=ALL))
+        (left,), (widened,) = (bind.Binder(wide, AttachOptions(widen=widen)).run() for widen in (False, True))
+        process.communicate(b"")
+    found = [(each.threads, each.changed, each.narrower) for each in (bound, left, widened)]
+    assert found == [(2, 1, 0), (2, 0, 2), (2, 2, 0)]
+    undo = (f"taskset -acp {ALL} {process.pid}", f"taskset -cp {max(ALL)} {tid}")
+    assert seam.undo_commands(binder.former, binder.changed) == undo
+
+
+@needs_two_cpus
 def test_cpus_that_a_process_does_not_get(target: Target) -> None:
     """Planned CPUs that the kernel does not give are a shortfall, and so are those that the plan lacks."""
     lacking, of_plan = max(ALL) + 1000, "the plan leaves out CPUs 9"
@@ -98,6 +168,67 @@ def test_another_process_with_the_same_id(target: Target) -> None:
     with pytest.raises(OSError, match="no CPU is given"):
         affinity.set_cpus(thread, CpuSet())
     assert _cpus(target) == [ALL]
+
+
+@needs_two_cpus
+def test_another_process_with_the_id_of_a_bound_one(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of a process that has the id of a bound one by then are neither counted nor moved."""
+    (bound,) = affinity.threads_of(target.subject.pid)
+    monkeypatch.setattr(bind, "is_same", lambda thread: thread != bound)
+    done = bind.attach(Aim((target,), ()), OPTIONS, progress=lambda *_: None)
+    assert (done.ranks[0].processes[0].pages, done.interrupted) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "migrate", "interrupted", "shortfalls"),
+    [
+        (seam.Gone(), False, False, ()),
+        (KeyboardInterrupt(), False, True, ()),
+        (PermissionError(errno.EPERM, "x"), False, False, ("its memory cannot be read: [Errno 1] x",)),
+        (
+            MachineError("/proc/7/stat is malformed"),
+            True,
+            False,
+            ("its memory cannot be read: /proc/7/stat is malformed",),
+        ),
+        (None, False, False, ()),
+        (
+            None,
+            True,
+            False,
+            ("its memory cannot be read, so no page was moved; run this as the job's user, or as root",),
+        ),
+    ],
+    ids=["ended", "Ctrl-C", "EPERM", "malformed", "hidden", "hidden, to be moved"],
+)
+def test_memory_that_cannot_be_read(
+    error: BaseException | None,
+    shortfalls: tuple[str, ...],
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    migrate: bool,
+    interrupted: bool,
+) -> None:
+    """What was bound is reported all the same, with the reason, and only Ctrl-C ends the rest."""
+
+    def fail(*_: object) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(bind, "memory_of", fail)
+    done = bind.attach(Aim((target,), ()), AttachOptions(migrate=migrate), progress=lambda *_: None)
+    (process,) = done.ranks[0].processes
+    assert (process.pages, process.shortfalls, done.interrupted) == (None, shortfalls, interrupted)
+    assert done.exact == (not shortfalls and not interrupted)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, AttachOptions(dry_run=True, migrate=True)], ids=["bind", "dry run"])
+def test_memory_that_is_only_counted(target: Target, options: AttachOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --migrate, and in a dry run, no page moves."""
+    monkeypatch.setattr(bind, "move", lambda *_: pytest.fail("pages move"))
+    (process,) = bind.attach(Aim((target,), ()), options, progress=lambda *_: None).ranks[0].processes
+    assert process.pages is None or (sum(process.pages.before.values()) > 0 and process.pages.after is None)
 
 
 @pytest.mark.parametrize(
@@ -216,20 +347,15 @@ def test_policy_of_the_process(tmp_path: Path) -> None:
         assert bind.policy_shortfalls(_memory(tmp_path / policy, policy), PLANNED) == ()
 
 
-def test_pieces_cover_the_region() -> None:
-    """Each page's address is in one piece, a huge page's too; a piece has at most 32 MiB of small pages."""
-    region = bind.Region(0x10000, 0x10000 + (100 << 20), 4096, 0)
+@pytest.mark.parametrize("page_bytes", [4096, 2 << 20])
+def test_pieces_cover_the_region(page_bytes: int) -> None:
+    """Each page's address is in one piece, a huge page's too; a piece has at most 32 MiB, after which Ctrl-C counts."""
+    begin = 4 * page_bytes
+    region = bind.Region(begin, begin + (100 << 20), page_bytes, 0)
     found = list(region.pieces)
-    assert [address for piece in found for address in piece] == list(range(region.start, region.end, 4096))
-    assert max(map(len, found)) * 4096 == 32 << 20
+    assert [address for piece in found for address in piece] == list(range(region.start, region.end, page_bytes))
+    assert max(map(len, found)) * page_bytes == 32 << 20
     assert [piece.start % (2 << 20) for piece in found[1:]] == [0] * 3
-
-
-def test_planned_nodes() -> None:
-    """Pages belong on the nodes of the policy, or else on the GPU's node; without both, nowhere."""
-    assert bind.planned_nodes(PLANNED) == NODE_1
-    assert bind.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=0)) == CpuSet({0})
-    assert bind.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=None)) == CpuSet()
 
 
 # --- the processes that may be changed --------------------------------------------------------------------------------

@@ -52,6 +52,21 @@ def test_nothing_of_an_outer_run_is_left(tmp_path: Path) -> None:
     assert given["PYTHONPATH"] == os.pathsep.join((HOOK, "/own"))
 
 
+def test_a_command_that_cannot_be_tied_to_numapin() -> None:
+    """If a seccomp filter forbids prctl, the command is not started, and a line says why."""
+    code = """
+import os, sys
+from numapin.children import command
+def refused(*_):
+    raise PermissionError(1, "prctl: Operation not permitted")
+command.calls.end_with_parent = refused
+sys.exit(command._run(["true"], os.environ))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    told = "numapin: error: true cannot be started: [Errno 1] prctl: Operation not permitted\n"
+    assert (done.returncode, done.stderr) == (126, told)
+
+
 def test_a_signal_that_stops_reaches_the_command() -> None:
     """`kill -TSTP` of numapin stops the command, too, and `kill -CONT` lets both go on."""
     command_code = """

@@ -23,9 +23,10 @@ CPUS = frozenset(os.sched_getaffinity(0))
 LAST = {max(CPUS)}
 NARROW = {min(CPUS)}
 
-# Starts threads that start threads, as fast as it can, until a line comes; says so when the first ones are there.
+# Starts threads that start threads, as fast as it can, until a line comes; has a child, and tells its number then.
 BREEDING = """
-import os, sys, threading, time
+import os, subprocess, sys, threading, time
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # ends with this program
 done = threading.Event()
 def breed():
     if not done.is_set():
@@ -33,9 +34,10 @@ def breed():
         threading.Thread(target=breed).start()
 for _ in range(8):
     threading.Thread(target=breed).start()
-print("ready", flush=True)
+print(child.pid, flush=True)
 sys.stdin.readline()
 done.set()
+child.communicate()
 """
 NARROWED = """
 import os, sys, threading
@@ -68,6 +70,12 @@ def test_threads_that_start_meanwhile() -> None:
         for _ in range(3):
             assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
         program.communicate("go\n", timeout=300)
+
+
+def test_children_of_a_process_whose_threads_end() -> None:
+    """A thread that ends while the children are read hides none of the other threads' children."""
+    with running(BREEDING) as (program, child):
+        assert all(int(child) in proc.children_in(program.pid) for _ in range(2000))
 
 
 @needs_two_cpus
@@ -128,10 +136,10 @@ def test_descendants() -> None:
         shell.stdin.write(b"x\n")
         shell.stdin.flush()
         assert shell.stdout.readline() == b"x\n"
-        starts = dict(proc.descendants_of(os.getpid()))
+        starts = dict(proc.descendants_of(os.getpid(), is_apart=lambda _: False))
         assert starts[shell.pid] == proc.stat(proc.folder_of(shell.pid)).start
         assert list(starts)[-1] != shell.pid
-        rest = dict(proc.descendants_of(os.getpid(), without={shell.pid})).keys()
+        rest = dict(proc.descendants_of(os.getpid(), is_apart=shell.pid.__eq__)).keys()
         assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})
 
 
