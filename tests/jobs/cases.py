@@ -76,6 +76,7 @@ CASES: dict[str, str] = {
     "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --mem-per-node 300G --no-smt train.py"
     " --lr 0.1",
     "lsf-share": "lsf --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
+    "slurm-fewer-cpus": "slurm --machine {dgx} --cpus-per-task 128 train.py",
     "slurm-few-ranks": "slurm --form task --gpus-per-node 8 --nproc-per-node 2 --cpus-per-task 3 train.py",
     "slurm-plan": "slurm --form task --gpus-per-node 4 --cpus-per-task 3 --plan a\\ plan\\'s.json --strict train.py",
     "slurm-amd": "slurm --machine {amd} --container a.sif train.py",
@@ -140,7 +141,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "pbs --gpus-per-node 4": ("",),
     "pbs --gpus-per-node 4 --cpus-per-task 4": (
-        *("--array 1", "--array 1,2", "--array 0-3,5", "--gpus-per-node a100:4", "--directive '-l select=1'"),
+        *("--array 1", "--array 1,2", "--array 0-3:2,5-9", "--gpus-per-node a100:4", "--directive '-l select=1'"),
         "--directive=-Nname",
     ),
     "kubernetes --gpus-per-node 4": (
