@@ -130,7 +130,7 @@ def read_run(folder: Path) -> RunningJob:
         if not folder.exists():
             raise _ended(folder) from None
         if run_folder.is_live(str(folder)):
-            raise UsageError(f"run {folder.name} is starting or ending: it has no plan", "see: numapin top") from None
+            raise UsageError(f"run {folder.name} is starting or ending: it has no plan", "try again") from None
         problem = f"{folder} is not an active run: {folder / handover.PLAN} does not exist"
         raise UsageError(problem, _NAME_PROCESSES) from None
     except OSError as error:
@@ -241,7 +241,8 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     else:
         topology, request = discover(environ=environs[0]), Request(num_ranks=num_ranks)
     pids_of = dict(zip(numbers, ranks, strict=True))
-    return RunningJob(name=name, plan=make_plan(topology, request), pids=pids_of, applied={})
+    starts = {number: found.start for number, pid in pids_of.items() if (found := proc.look(pid)) is not None}
+    return RunningJob(name=name, plan=make_plan(topology, request), pids=pids_of, applied={}, starts=starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import opened
-from numapin.base.text import without_none
+from numapin.base.formats import quote
+from numapin.base.text import not_none, without_none
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find import read_run
@@ -201,9 +202,19 @@ class JobFollower:
             found = self._again()
         except UsageError:  # it has ended, or its launcher was killed while ranks are still running
             return seen.has_ended
-        if (found.pids, found.starts) != (self.job.pids, self.job.starts):
+        if (found.pids, found.starts) != (self.job.pids, self.job.starts) and not self._lacks_ranks(found):
             self._begin(found)
         return False
+
+    def _lacks_ranks(self, found: RunningJob) -> bool:
+        """Return whether ranks are missing because they are being restarted, as far as no run's folder names them all.
+
+        If all are, their launcher stands for itself: a process that is older than they were.
+        """
+        known, oldest = self.job.pids.values(), min(not_none(self.job.starts.values()), default=0)
+        new = [start for rank, start in found.starts.items() if found.pids[rank] not in known]
+        is_launcher = any(start is not None and start <= oldest for start in new)
+        return found.owner is None and (is_launcher or len(found.pids) < len(self.job.pids))
 
 
 class NodeFollower:
@@ -296,7 +307,7 @@ def _read_own(folder: str, *, most_ranks: int) -> RunningJob:
     job = read_run(Path(folder))
     if len(job.plan.ranks) > most_ranks:
         problem = f"{folder}: the runs of its user have more than {_MOST_RANKS} ranks"
-        raise MachineError(problem, "watch this run alone: numapin top --openmetrics RUN")
+        raise MachineError(problem, f"watch this run alone: numapin top {quote(folder)}")
     own: dict[int, int] = {}
     for rank, pid in job.pids.items():
         with suppress(proc.Gone, OSError, NumapinError):
