@@ -55,7 +55,8 @@ class RunningJob:
     pids: Mapping[int, int]
     applied: Mapping[int, Mapping[str, object]]  # what the ranks recorded; empty if numapin did not start them
     gone: frozenset[int] = frozenset()  # ranks whose recorded process has ended or is on another host
-    owner: int | None = None  # the user of the run's folder; None: there is no folder
+    folder: Path | None = None  # of a numapin run
+    owner: int | None = None  # the user of that folder
     starts: Mapping[int, int | None] = field(default_factory=dict)  # in clock ticks since boot, if recorded
     bound: frozenset[int] = frozenset()  # all processes that have bound themselves and still run
 
@@ -156,6 +157,7 @@ def read_run(folder: Path) -> RunningJob:
         pids={number: record.pid for number, (_, record) in latest.items()},
         applied={number: record.applied for number, (_, record) in latest.items()},
         gone=frozenset(number for number, (path, _) in latest.items() if path not in running),
+        folder=folder,
         owner=owner,
         starts={number: record.start for number, (_, record) in latest.items()},
         bound=frozenset(records[path].pid for path in running),
@@ -241,7 +243,7 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     else:
         topology, request = discover(environ=environs[0]), Request(num_ranks=num_ranks)
     pids_of = dict(zip(numbers, ranks, strict=True))
-    starts = {number: found.start for number, pid in pids_of.items() if (found := proc.look(pid)) is not None}
+    starts = {number: stat.start for number, pid in pids_of.items() if (stat := proc.look(pid)) is not None}
     return RunningJob(name=name, plan=make_plan(topology, request), pids=pids_of, applied={}, starts=starts)
 
 

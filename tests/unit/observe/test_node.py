@@ -181,7 +181,7 @@ def test_ranks_that_restart_or_start_later() -> None:
         assert [len(next(follow).ranks) for _ in range(2)] == [1, 2]
 
 
-_LAUNCHER = 'while read -r rank; do LOCAL_RANK=$rank sleep 300 & echo $!; done; kill $(jobs -p)'
+_LAUNCHER = "while read -r rank; do LOCAL_RANK=$rank sleep 300 & echo $!; done; kill $(jobs -p)"
 
 
 def test_a_launcher_between_two_starts_of_its_ranks() -> None:

@@ -92,12 +92,15 @@ def _report(
         model.ObservedRank(local_rank=number, pid=(10, 30)[number], processes=tree, cpuset=allowed)
         for number, tree in enumerate(trees)
     )
-    return seam.verify(
-        Plan(bind=bind, memory=plan.memory, ranks=tuple(replace(plan, local_rank=rank.local_rank) for rank in ranks)),
-        model.Observed(nodes=CpuSet.parse(nodes), ranks=ranks),
+    plans = tuple(replace(plan, local_rank=rank.local_rank) for rank in ranks)
+    found = seam.RunningJob(
+        name="run-1",
+        folder=None if applied is None else Path("/tmp/a b/run-1"),  # noqa: S108 - never opened
+        plan=Plan(bind=bind, memory=plan.memory, ranks=plans),
+        pids={rank.local_rank: rank.pid for rank in ranks},
         applied={} if applied is None else {rank.local_rank: applied for rank in ranks},
-        run="run-1",
     )
+    return seam.verify(found, model.Observed(nodes=CpuSet.parse(nodes), ranks=ranks))
 
 
 def _with_policy(memory: Memory, planned: str, mode: str, nodes: str) -> seam.VerifyReport:
