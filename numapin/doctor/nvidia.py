@@ -125,8 +125,10 @@ def gpu_processes(live: Live, host: Host) -> Result:
         shown[_MOST_SHOWN:] = [f"and {len(shown) - _MOST_SHOWN} more"]
     unread = _unread(healths, "processes")
     if host.must_be_idle and shown:
-        pids = " ".join(str(each.pid) for each in live.gpu_users[:_MOST_SHOWN])
-        remedy = f"find out whose they are: ps -o pid,user,lstart,cmd {pids}"
+        pids = " ".join(str(each.pid) for each in live.gpu_users[:_MOST_SHOWN] if each.name is not None)
+        remedy = "find out whose they are, as root and outside of containers: nvidia-smi"
+        if pids:
+            remedy = f"find out whose they are: ps -o pid,user,lstart,cmd {pids}"
         if any(each.name == _MPS for each in live.gpu_users):
             remedy = f"end MPS: echo quit | nvidia-cuda-mps-control (as the user who started it); {remedy}"
         return error("; ".join(shown), remedy=remedy)

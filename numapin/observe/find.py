@@ -313,10 +313,7 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
     other process, such as a launcher, stands for the nearest ones below it, or for itself if there are none.
     `children` are as of `proc.children_of`.
     """
-    computing = read_processes()
-    if computing and proc.pid_namespace() != _FIRST_NAMESPACE:
-        # In a container, the driver may report the host's process ids: only a process with a GPU open counts there.
-        computing = {pid: uuids for pid, uuids in computing.items() if proc.open_files(pid, "/dev/nvidia")}
+    computing = {pid: uuids for pid, uuids in read_processes().items() if is_drivers_pid(pid)}
     environ_of = cache(proc.environment_of)
 
     def rank_of(pid: int) -> int | None:
@@ -356,6 +353,14 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
             if other.gpu not in (None, found[pid].gpu):
                 found[other.pid] = other
     return list(found.values())
+
+
+def is_drivers_pid(pid: int) -> bool:
+    """Return whether a process id that the driver reports is that of the process which has it here.
+
+    In a container it may be the host's: only a process with a GPU open counts there.
+    """
+    return proc.pid_namespace() == _FIRST_NAMESPACE or bool(proc.open_files(pid, "/dev/nvidia"))
 
 
 def gpu_of(  # noqa: PLR0911 - one return per way to know
