@@ -93,7 +93,7 @@ CASES: dict[str, str] = {
     " --volume configmap/a.b:/c:ro --volume emptydir:/scratch:rw --volume emptydir:/dev/shm --volume '/mnt/nvme 0:/a b'"
     " --toleration gpu --toleration a.b/gpu:NoExecute --toleration gpu=yes --toleration gpu=:NoSchedule --env A=b=c"
     " --env-from configmap/site --resource rdma/ib=1 --resource hugepages-2Mi=4Gi --scheduler mine"
-    " --pod-security baseline --ttl 2h train.py",
+    " --ttl 2h train.py",
     "kubernetes-jobset-claims": f"kubernetes --form jobset --nodes 2 {_POD} --queue team"
     " --device-class gpu.nvidia.com --match-attribute resource.kubernetes.io/pcieRoot train.py",
     "kubernetes-jobset-one-node": f"kubernetes --form jobset {_POD} train.py",
@@ -149,7 +149,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--cpus-per-task 8 --container a", _POD_SIZE, f"{_POD_SIZE} --container a --job-name 'a\nb: c'"),
     ),
     f"kubernetes --nodes 2 {_POD}": (
-        *("--ipc-lock --pod-security baseline", "--pod-security none", "--seccomp-profile ''", "--gpus-per-node a:4"),
+        *("--ipc-lock --pod-security baseline", "--volume /mnt:/data --pod-security restricted"),
+        *("--pod-security none", "--seccomp-profile ''", "--gpus-per-node a:4"),
         *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2"),
         *("--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env-from wandb", "--env-from secret/"),
         *("--pull-secret a --pull-secret a", "--volume data", "--volume data:/data", "--volume pvc/data:data"),
