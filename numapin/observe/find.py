@@ -54,7 +54,7 @@ class RunningJob:
     plan: Plan
     pids: Mapping[int, int]
     applied: Mapping[int, Mapping[str, object]]  # what the ranks recorded; empty if numapin did not start them
-    gone: frozenset[int] = frozenset()  # ranks whose recorded process has ended or is on another host
+    gone: frozenset[int] = frozenset()  # ranks whose recorded process has ended
     folder: Path | None = None  # of a numapin run
     owner: int | None = None  # the user of that folder
     starts: Mapping[int, int | None] = field(default_factory=dict)  # in clock ticks since boot, if recorded
@@ -113,7 +113,7 @@ def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
 def read_run(folder: Path) -> RunningJob:
     """Read the files of a run, all from one opened folder; the latest record of each rank counts.
 
-    Raises UsageError if the run has ended, and MachineError for a file that no run writes.
+    Raises UsageError if the run has ended or is on another host, and MachineError for a file that no run writes.
     """
     named, texts, num_chars = str(folder / handover.PLAN), dict[str, str](), 0
     try:
@@ -142,6 +142,12 @@ def read_run(folder: Path) -> RunningJob:
     records = {path: _Record.read(path, text) for path, text in texts.items()}
     if not run_folder.is_live(str(folder)):
         raise _ended(folder)
+
+    hosts = {record.host or os.uname().nodename for record in records.values()}
+    if hosts and os.uname().nodename not in hosts:
+        raise UsageError(
+            f"run {folder.name} is on {', '.join(sorted(hosts))}, not on this host", "type the command there"
+        )
 
     planned = {rank.local_rank for rank in plan.ranks}
     for path, record in records.items():

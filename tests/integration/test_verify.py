@@ -173,7 +173,7 @@ def test_job_that_ends_meanwhile(tmp_path: Path) -> None:
         handover.write_json(folder, "observed-0-0.json", record)
         done = _verify(tmp_path)
     assert done.status == 2
-    assert "the job ended while it was read" in done.err
+    assert ": all of its ranks have ended" in done.err
 
 
 class TestRun:
