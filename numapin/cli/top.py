@@ -21,7 +21,7 @@ from numapin.base.stderr import say
 from numapin.cli.options import JOB, Parsed
 from numapin.cli.output import emit, json_text, require_writable, show, visible, width_of_stdout, write
 from numapin.errors import NumapinError, Stopped, UsageError
-from numapin.launcher.run_folder import LAST
+from numapin.launcher.run_folder import LAST, find_folder
 from numapin.observe.find import find_job
 from numapin.observe.node import JobFollower, NodeFollower, origin_of
 from numapin.observe.top import LoopPaces
@@ -122,6 +122,9 @@ def top(
             raise UsageError(f"--all needs {_OPENMETRICS} FILE, or --once", f"type: {_ONCE} {_OPENMETRICS} --all")
         _export_all(path, interval_s, once=once)
         return
+    if path is not None and run is None and pids is None and find_folder(str(path), os.environ):
+        problem = f"{path} is a run, and the word after {_OPENMETRICS} is a file"
+        raise UsageError(problem, f"type: numapin top {path} {_OPENMETRICS}")
     console = None if once or metrics is not None else _terminal()
 
     def find() -> RunningJob:
