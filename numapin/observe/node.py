@@ -130,7 +130,6 @@ _JOB_IDS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 """The variables of batch systems: see srun(1), qsub(1) of PBS, LSF's environment variables, flux-environment(7)."""
 _IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"
 _NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_MOST_CHARS: Final = 128  # of a variable's value
 _MOST_RUNS: Final = 32  # of one user
 _MOST_RANKS: Final = 1024  # of one user: the number of samples and of files to read grows with it
 _SEARCH_EVERY_S: Final = 10.0  # each search reads the environments of all processes
@@ -165,7 +164,6 @@ def origin_of(job: RunningJob, environ: Mapping[str, str]) -> JobOrigin:
             with suppress(OSError, UnicodeDecodeError):
                 namespace = _NAMESPACE.read_text(encoding="utf-8").strip()
     job_id = next((shown[name] for name in _JOB_IDS if shown.get(name)), None)
-    job_id, pod, namespace = (None if word is None else word[:_MOST_CHARS] for word in (job_id, pod, namespace))
     numbers = {rank: parse_count(each.get("RANK", "")) for rank, each in found.items()}
     ranks = {rank: number for rank, number in numbers.items() if number is not None}
     return JobOrigin(host=os.uname().nodename, user=user, job_id=job_id, pod=pod, namespace=namespace, ranks=ranks)
