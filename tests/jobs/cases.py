@@ -86,7 +86,7 @@ CASES: dict[str, str] = {
     "pbs-array": "pbs --gpus-per-node 4 --cpus-per-task 8 --array 0-99:2%4 --time 1h --signal 60 --directive '-m e'"
     " --setup module\\ load\\ openmpi train.py",
     "lsf-typed": "lsf --gpus-per-node NVIDIAA100-SXM4-80GB:4 --cpus-per-task 8 --directive '-R select[ib]' train.py",
-    "mpi-no-gpu": "mpi --gpus-per-node 0 train.py",
+    "mpi-no-gpu": "mpi --gpus-per-node 0 train.py --token=abc 'two\nlines'",
     "pbs-share": "pbs --gpus-per-node 4 --machine {dgx} train.py",
     "lsf-program": "lsf --form task --gpus-per-node 0 --no-python ./train.sh",
     "kubernetes-additions": f"kubernetes --nodes 2 {_POD} --volume pvc/data:/data --volume secret/key:/k/"
