@@ -285,20 +285,6 @@ def test_each_case_has_its_recorded_findings() -> None:
     compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(Path(__file__).parent / "recorded/verify.json"))
 
 
-def test_json() -> None:
-    """The report has each rank's request, applied binding, observation and findings, and the verdict."""
-    told = json.loads(json.dumps(_report(_rank("4-7", "0"), _worker()).to_json()))
-    assert (told["schema"], told["run"], told["holds"]) == ("numapin.report/1", "run-1", False)
-    (rank,) = told["ranks"]
-    assert rank.keys() == {"local_rank", "pid", "requested", "applied", "observed", "findings"}
-    assert (rank["requested"]["cpus"], rank["applied"]) == ("4-7", APPLIED)
-    first, second = rank["observed"]["processes"]
-    assert (first["role"], second["role"], first["policy"]) == ("rank", "data worker", "prefer:1")
-    assert first["threads"][1] == {"tid": 11, "name": "python", "cpus": "0", "last_cpu": 5}
-    assert first["memory"][0]["bytes_by_node"] == {"1": 100 * MIB}
-    assert [finding["severity"] for finding in rank["findings"]] == ["error"]
-
-
 # --- `top`: the comparison of two samples, its table, the pace of loops, and the readers behind it --------------------
 
 
