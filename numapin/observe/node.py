@@ -209,10 +209,10 @@ class JobFollower:
 
         If all are, their launcher stands for itself: a process that is older than they were.
         """
-        known, oldest = self.job.pids.values(), min(not_none(self.job.starts.values()), default=0)
-        new = [start for rank, start in found.starts.items() if found.pids[rank] not in known]
-        is_launcher = any(start is not None and start <= oldest for start in new)
-        return found.owner is None and (is_launcher or len(found.pids) < len(self.job.pids))
+        new = [rank for rank, pid in found.pids.items() if pid not in self.job.pids.values()]
+        oldest, starts = min(not_none(self.job.starts.values()), default=0), without_none(found.starts)
+        is_launcher = any(rank in starts and starts[rank] <= oldest for rank in new)
+        return found.owner is None and (is_launcher or not new or len(found.pids) < len(found.plan.ranks))
 
 
 class NodeFollower:
