@@ -441,6 +441,7 @@ PORTS = tuple(
             "sys/class/infiniband/mlx5_1/board_id": "MT_0000000001",
         },
         "one lane": _port("mlx5_0", rate="100 Gb/sec (1X NDR)"),
+        "twenty down": {path: text for n in range(20) for path, text in _port(f"mlx5_{n:02}", **_DOWN).items()},
         "all down": {**_port("mlx5_0", **_DOWN), **_port("mlx5_1", **_OFF)},
         "a rate that makes no sense": _port("mlx5_0", rate="fast"),
         "a state that is missing": {**_port("mlx5_0"), **_port("mlx5_1", state="")},
