@@ -10,7 +10,8 @@ MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname) || exit
 MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports
 export MASTER_ADDR MASTER_PORT
 mapfile -t forward < <(compgen -e | grep -Ex -e 'PATH|HOME|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*' \
-    -e 'PBS_ARRAY_INDEX|(MASTER|PET|OMP|CUDA|NCCL|GLOO|UCX|NVSHMEM|NUMAPIN|HF|WANDB)_.*|(PY)?TORCH.*' | sed 's/^/-x\n/')
+    -e '(CUDA|HIP|ROCR|ZE|NCCL|GLOO|UCX|NVSHMEM|OMP|MASTER|PET|NUMAPIN|HF|WANDB)_.*|(PY)?TORCH.*|PBS_ARRAY_INDEX' |
+    sed 's/^/-x\n/')
 # shellcheck disable=SC2016 # expanded by the shell of each task
 exec mpirun --hostfile hosts -np 16 --map-by ppr:8:node --bind-to none "${forward[@]}" \
     bash -c 'export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE; exec "$@"' bash \

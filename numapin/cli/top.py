@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.stderr import say
-from numapin.cli.options import JOB
+from numapin.cli.options import JOB, Parsed
 from numapin.cli.output import emit, json_text, require_writable, show, visible, width_of_stdout, write
 from numapin.errors import NumapinError, Stopped, UsageError
-from numapin.launcher.run_folder import LAST
+from numapin.launcher.run_folder import LAST, find_folder
 from numapin.observe.find import find_job
 from numapin.observe.node import JobFollower, NodeFollower, origin_of
 from numapin.observe.top import LoopPaces
@@ -41,17 +41,26 @@ _OPENMETRICS: Final = "--openmetrics"
 _ONCE: Final = "numapin top --once"
 _SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
 _FIRST_S: Final = 0.3  # until the first frame
+_SHORTEST_S, _LONGEST_S = 0.1, 86_400.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def _interval_s(text: str) -> float:
+    """Return the seconds between samples. Raises ValueError, also for text that means no number (nan)."""
+    seconds = float(text)
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:
+        raise ValueError(f"{text} is not between {_SHORTEST_S:g} and {_LONGEST_S:g}")
+    return seconds
 
 
 @click.command(params=[*JOB])
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1),
+    type=Parsed("SECONDS", _interval_s),
     default=1.0,
     show_default=True,
-    help="Seconds between samples.",
+    help="Seconds between samples, at least 0.1.",
 )
 @click.option("--once", is_flag=True, help="Show one sample and exit; with --openmetrics, write one.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print JSON (schema numapin.top/1).")
@@ -113,6 +122,9 @@ def top(
             raise UsageError(f"--all needs {_OPENMETRICS} FILE, or --once", f"type: {_ONCE} {_OPENMETRICS} --all")
         _export_all(path, interval_s, once=once)
         return
+    if path is not None and run is None and pids is None and find_folder(str(path), os.environ):
+        problem = f"{path} is a run, and the word after {_OPENMETRICS} is a file"
+        raise UsageError(problem, f"type: numapin top {path} {_OPENMETRICS}")
     console = None if once or metrics is not None else _terminal()
 
     def find() -> RunningJob:

@@ -39,8 +39,8 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
         job = find_job(run, pids, os.environ, again="numapin verify")
         report = verify_running(job)
         if all(rank.observed.is_gone for rank in report.ranks):
-            hint = LIST_PROCESSES if pids is not None else "check the active run with: numapin verify"
-            raise UsageError(f"{job.name}: the job ended while it was read", hint)
+            hint = LIST_PROCESSES if pids is not None else "if they are being restarted, try again: numapin verify"
+            raise UsageError(f"{job.name}: all of its ranks have ended", hint)
     except (OSError, ValueError, MemoryError) as error:  # other programs' files can hold anything
         seen = str(error) or type(error).__name__
         raise MachineError(

@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numapin.system.tree import Tree
     from numapin.topology.model import Topology
@@ -46,6 +46,12 @@ warning: Final = partial(Result, DoctorSeverity.WARNING)
 note: Final = partial(Result, DoctorSeverity.NOTE)
 ok: Final = partial(Result, DoctorSeverity.OK)
 unknown: Final = partial(Result, None)  # there is no answer
+
+
+def joined(texts: Sequence[str], *, most: int) -> str:
+    """Return the first texts in one line, and how many are left out."""
+    more = [f"and {len(texts) - most} more"] if len(texts) > most else []
+    return "; ".join([*texts[:most], *more])
 
 
 class GpuUser(NamedTuple):

@@ -13,7 +13,6 @@ import pwd
 import re
 import sys
 import time
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +22,7 @@ from numapin.data import torch_names
 from numapin.doctor.check import GpuUser, KernelLog, Live, Xid
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
+from numapin.observe.find import is_drivers_pid
 from numapin.system import memory, nccl_files, numa, proc
 from numapin.topology.address import pci_address
 from numapin.topology.sources.libnuma import load
@@ -155,18 +155,26 @@ CALLS: Final[dict[str, Callable[[int], str | None]]] = {
 
 def gpu_users(nvml: NvmlReadings) -> tuple[GpuUser, ...]:
     """Return the processes that compute on GPUs, with their names and users as far as this process may see them."""
-    found = []
-    for gpu in nvml.gpus or ():
-        for process in (gpu.health.processes if gpu.health else None) or ():
-            name = user = None
-            with suppress(OSError, proc.Gone):
-                name = printable(proc.read(f"{proc.folder_of(process.pid)}/comm").strip())
-                uid = Path(proc.folder_of(process.pid)).stat().st_uid
-                user = f"uid {uid}"
-                with suppress(KeyError):
-                    user = pwd.getpwuid(uid).pw_name
-            found.append(GpuUser(gpu.index, process.pid, process.used_bytes, name, user))
-    return tuple(found)
+    return tuple(
+        GpuUser(gpu.index, process.pid, process.used_bytes, *_name_and_user(process.pid))
+        for gpu in nvml.gpus or ()
+        for process in (gpu.health.processes if gpu.health else None) or ()
+    )
+
+
+def _name_and_user(pid: int) -> tuple[str, str] | tuple[None, None]:
+    """Return the name and the user of the process with an id that the driver reports; None if it cannot be seen."""
+    if not is_drivers_pid(pid):
+        return None, None
+    try:
+        name = printable(proc.read(f"{proc.folder_of(pid)}/comm").strip())
+        uid = Path(proc.folder_of(pid)).stat().st_uid
+    except (OSError, proc.Gone):
+        return None, None
+    try:
+        return name, pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return name, f"uid {uid}"
 
 
 def read_kernel_log(path: str = "/dev/kmsg") -> KernelLog:

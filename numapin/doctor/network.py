@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import counted, listed, not_none
-from numapin.doctor.check import Host, Live, Result, check, live_check, note, ok, unknown, warning
+from numapin.doctor.check import Host, Live, Result, check, joined, live_check, note, ok, unknown, warning
 from numapin.topology.nics import nearest_by_link, rdma_adapters
 
 if TYPE_CHECKING:
@@ -168,14 +168,14 @@ def ports(host: Host) -> Result:
                 faults.append(f"{port.name} runs on one lane of four ({port.rate_gbit_s:g} Gbit/s)")
     cables = "check cable, transceiver and switch port (ibstat, mlxlink -d DEVICE, sudo dmesg); disable unused ports"
     if faults:
-        return warning("; ".join([*faults, *remarks][:_MOST_NAMES]), remedy=cables)
+        return warning(joined([*faults, *remarks], most=_MOST_NAMES), remedy=cables)
     if unread:
         return unknown(f"cannot be read: {', '.join(unread[:_MOST_NAMES])}")
     if not active:
-        return note(f"no port is active: {'; '.join(remarks[:_MOST_NAMES])}", remedy=cables)
+        return note(f"no port is active: {joined(remarks, most=_MOST_NAMES)}", remedy=cables)
     rates = [f"{rate:g}" for rate in sorted(set(not_none(port.rate_gbit_s for port in active)))]
     speeds = f" at {' and '.join(rates)} Gbit/s" if rates else ", rate unknown"
-    spare = f"; {'; '.join(remarks[:_MOST_NAMES])}" if remarks else ""
+    spare = f"; {joined(remarks, most=_MOST_NAMES)}" if remarks else ""
     return ok(f"{counted(len(active), 'active port')}{speeds}{spare}")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import render_size
 from numapin.base.text import counted, printable
-from numapin.doctor.check import Host, Live, Result, Xid, error, live_check, note, ok, unknown, warning
+from numapin.doctor.check import Host, Live, Result, Xid, error, joined, live_check, note, ok, unknown, warning
 
 if TYPE_CHECKING:
     from numapin.topology.readings import GpuHealth
@@ -121,18 +121,19 @@ def gpu_processes(live: Live, host: Host) -> Result:
         who = f" ({each.name}, {each.user})" if each.name is not None else " (not visible from here)"
         memory = "memory unknown" if each.used_bytes is None else render_size(each.used_bytes)
         shown.append(f"gpu{each.gpu}: pid {each.pid}{who}, {memory}")
-    if len(shown) > _MOST_SHOWN:
-        shown[_MOST_SHOWN:] = [f"and {len(shown) - _MOST_SHOWN} more"]
+    what = joined(shown, most=_MOST_SHOWN)
     unread = _unread(healths, "processes")
     if host.must_be_idle and shown:
-        pids = " ".join(str(each.pid) for each in live.gpu_users[:_MOST_SHOWN])
-        remedy = f"find out whose they are: ps -o pid,user,lstart,cmd {pids}"
+        pids = " ".join(str(each.pid) for each in live.gpu_users[:_MOST_SHOWN] if each.name is not None)
+        remedy = "find out whose they are, as root and outside of containers: nvidia-smi"
+        if pids:
+            remedy = f"find out whose they are: ps -o pid,user,lstart,cmd {pids}"
         if any(each.name == _MPS for each in live.gpu_users):
             remedy = f"end MPS: echo quit | nvidia-cuda-mps-control (as the user who started it); {remedy}"
-        return error("; ".join(shown), remedy=remedy)
+        return error(what, remedy=remedy)
     if unread:
         return error(unread, remedy=remedy) if host.must_be_idle else unknown(unread)
-    return ok("; ".join(shown) or "no process computes on a GPU")
+    return ok(what or "no process computes on a GPU")
 
 
 @live_check(
@@ -160,13 +161,11 @@ def xid(live: Live, host: Host) -> Result:
         return ok(f"no error since {begins}")
     in_order = sorted(latest.values(), key=lambda found: (_order(found[1].code), -found[1].at_s))
     shown = []
-    for number, each in in_order[:_MOST_SHOWN]:
+    for number, each in in_order:
         times = f"{number} times, last at" if number > 1 else "at"
         text = printable(each.message)[:_MOST_CHARS]
         shown.append(f"{labels.get(each.pci, each.pci)}: Xid {each.code} {times} {_time(each.at_s)}: {text}")
-    if len(in_order) > _MOST_SHOWN:
-        shown.append(f"and {len(in_order) - _MOST_SHOWN} more")
-    what, worst = "; ".join(shown), _order(in_order[0][1].code)
+    what, worst = joined(shown, most=_MOST_SHOWN), _order(in_order[0][1].code)
     if worst == 0:
         return error(what, remedy="drain the host; reset the GPU (sudo nvidia-smi --gpu-reset -i INDEX) or reboot")
     if worst == 1:

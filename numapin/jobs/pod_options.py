@@ -94,9 +94,11 @@ class PodOptions:
             repeated = [name for name, count in Counter(names).items() if count > 1]
             if repeated:
                 raise UsageError(f"{option} names {repeated[0]} twice", "give it once")
-        if self.ipc_lock and self.pod_security is not PodSecurity.PRIVILEGED:
+        of_host = [f"--volume {volume.name}:{volume.path}" for volume in self.volumes if volume.kind is VolumeKind.HOST]
+        need_privileges = [*(["--ipc-lock"] if self.ipc_lock else []), *of_host]
+        if need_privileges and self.pod_security is not PodSecurity.PRIVILEGED:
             raise UsageError(
-                f"--ipc-lock with --pod-security {self.pod_security}: the level refuses this capability",
+                f"{need_privileges[0]} with --pod-security {self.pod_security}: the level refuses it",
                 "leave one of them out",
             )
         if self.match_attribute and not self.device_classes:

@@ -256,15 +256,11 @@ def sized(request: JobRequest, topology: Topology, *, spare_cores: int, memory_b
             )
         threads_per_core = min(len(core.cpus) for core in topology.cores) if request.smt else 1
         cpus_per_task = cores // request.tasks_per_node * threads_per_core
-    is_implied = part == whole and not memory_by_number
+    takes_whole_nodes = part == whole and request.cpus_per_task is None
+    is_implied = takes_whole_nodes and not memory_by_number
     if memory_bytes is None and not is_implied and host_bytes is not None:
         memory_bytes = int(host_bytes * part // whole * _MEMORY_PART)
-    return replace(
-        request,
-        cpus_per_task=cpus_per_task,
-        memory_bytes=memory_bytes,
-        whole_nodes=part == whole and request.cpus_per_task is None,
-    )
+    return replace(request, cpus_per_task=cpus_per_task, memory_bytes=memory_bytes, whole_nodes=takes_whole_nodes)
 
 
 def why_whole_hosts(request: JobRequest) -> tuple[str, ...]:

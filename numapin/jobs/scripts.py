@@ -306,7 +306,7 @@ def pbs(request: JobRequest) -> str:
         raise UsageError(
             "PBS needs the CPUs of each host as a number", "give it: --cpus-per-task N, or --machine FILE (topo --save)"
         )
-    if request.array and not _RANGE.fullmatch(re.split("[:%]", request.array)[0]):
+    if request.array and ("," in request.array or "-" not in request.array):
         raise UsageError(f"--array {request.array}: PBS takes one range", "for example: --array 0-99, or 0-99:2%4")
     resources = {
         "ncpus": request.cpus_per_node,

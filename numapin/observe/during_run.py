@@ -16,7 +16,7 @@ from numapin.base.files import is_special, is_writable, write_text_to
 from numapin.base.records import read_record
 from numapin.base.strict_json import decode, encode
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
-from numapin.errors import BindingRefused, MachineFileError, NumapinError
+from numapin.errors import BindingRefused, MachineFileError, NumapinError, Stopped
 from numapin.observe.find import read_run
 from numapin.observe.read import verify_running
 from numapin.observe.verify import VerifyReport, unobserved
@@ -54,7 +54,7 @@ def watching(run_dir: str, num_ranks: int, what: Watching) -> Iterator[None]:
     """Verify the run while the body is running, and report the last look at the end unless it was the first.
 
     The end itself cannot be observed: when a launcher learns that ranks have ended, their memory is gone. So the last
-    look is up to a minute old, and a job that ends before the first look is reported as not verified.
+    look is up to a minute old, and a job that ends by itself before the first look is reported as not verified.
 
     Raises NumapinError at the end if the report could not be written. If the body failed, that is only a warning.
     """
@@ -63,7 +63,7 @@ def watching(run_dir: str, num_ranks: int, what: Watching) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        unwritten = watch.finish(what.outcome_of(error))
+        unwritten = watch.finish(what.outcome_of(error), is_stopped=isinstance(error, Stopped))
         if unwritten is not None:
             what.warn(str(unwritten))
         raise
@@ -98,10 +98,11 @@ class _RunWatch(threading.Thread):
         while not self._end.wait(pause_s):
             pause_s = self._look_if_settled()
 
-    def finish(self, outcome: Mapping[str, object] | None = None) -> NumapinError | None:
+    def finish(self, outcome: Mapping[str, object] | None = None, *, is_stopped: bool = False) -> NumapinError | None:
         """End the thread, which may be in the middle of a look, and report its last look.
 
-        `outcome` are fields about the error that ended the run, which the report file gets.
+        `outcome` are fields about the error that ended the run, which the report file gets. A run that a signal
+        stopped gets no warning that there was no look.
 
         Returns the error of the last attempt to write the report, None if it was written or none was requested.
         """
@@ -119,9 +120,9 @@ class _RunWatch(threading.Thread):
                     unobserved(rank, job.pids.get(rank.local_rank), job.applied.get(rank.local_rank))
                     for rank in job.plan.ranks
                 ]
-        if self._last is None:
+        if self._last is None and not is_stopped:
             self._what.warn(f"the run was not verified: {self._problem}")
-        elif self._looks > 1:  # the first look was reported when it was made
+        elif self._last is not None and self._looks > 1:  # the first look was reported when it was made
             report, made_s = self._last
             self._what.tell(report, time.monotonic() - made_s)
         self._added = added

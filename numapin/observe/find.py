@@ -54,8 +54,9 @@ class RunningJob:
     plan: Plan
     pids: Mapping[int, int]
     applied: Mapping[int, Mapping[str, object]]  # what the ranks recorded; empty if numapin did not start them
-    gone: frozenset[int] = frozenset()  # ranks whose recorded process has ended or is on another host
-    owner: int | None = None  # the user of the run's folder; None: there is no folder
+    gone: frozenset[int] = frozenset()  # ranks whose recorded process has ended
+    folder: Path | None = None  # of a numapin run
+    owner: int | None = None  # the user of that folder
     starts: Mapping[int, int | None] = field(default_factory=dict)  # in clock ticks since boot, if recorded
     bound: frozenset[int] = frozenset()  # all processes that have bound themselves and still run
 
@@ -112,7 +113,7 @@ def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
 def read_run(folder: Path) -> RunningJob:
     """Read the files of a run, all from one opened folder; the latest record of each rank counts.
 
-    Raises UsageError if the run has ended, and MachineError for a file that no run writes.
+    Raises UsageError if the run has ended or is on another host, and MachineError for a file that no run writes.
     """
     named, texts, num_chars = str(folder / handover.PLAN), dict[str, str](), 0
     try:
@@ -130,7 +131,7 @@ def read_run(folder: Path) -> RunningJob:
         if not folder.exists():
             raise _ended(folder) from None
         if run_folder.is_live(str(folder)):
-            raise UsageError(f"run {folder.name} is starting or ending: it has no plan", "see: numapin top") from None
+            raise UsageError(f"run {folder.name} is starting or ending: it has no plan", "try again") from None
         problem = f"{folder} is not an active run: {folder / handover.PLAN} does not exist"
         raise UsageError(problem, _NAME_PROCESSES) from None
     except OSError as error:
@@ -141,6 +142,12 @@ def read_run(folder: Path) -> RunningJob:
     records = {path: _Record.read(path, text) for path, text in texts.items()}
     if not run_folder.is_live(str(folder)):
         raise _ended(folder)
+
+    hosts = {record.host or os.uname().nodename for record in records.values()}
+    if hosts and os.uname().nodename not in hosts:
+        raise UsageError(
+            f"run {folder.name} is on {', '.join(sorted(hosts))}, not on this host", "type the command there"
+        )
 
     planned = {rank.local_rank for rank in plan.ranks}
     for path, record in records.items():
@@ -156,6 +163,7 @@ def read_run(folder: Path) -> RunningJob:
         pids={number: record.pid for number, (_, record) in latest.items()},
         applied={number: record.applied for number, (_, record) in latest.items()},
         gone=frozenset(number for number, (path, _) in latest.items() if path not in running),
+        folder=folder,
         owner=owner,
         starts={number: record.start for number, (_, record) in latest.items()},
         bound=frozenset(records[path].pid for path in running),
@@ -241,7 +249,8 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     else:
         topology, request = discover(environ=environs[0]), Request(num_ranks=num_ranks)
     pids_of = dict(zip(numbers, ranks, strict=True))
-    return RunningJob(name=name, plan=make_plan(topology, request), pids=pids_of, applied={})
+    starts = {number: stat.start for number, pid in pids_of.items() if (stat := proc.look(pid)) is not None}
+    return RunningJob(name=name, plan=make_plan(topology, request), pids=pids_of, applied={}, starts=starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,10 +319,7 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
     other process, such as a launcher, stands for the nearest ones below it, or for itself if there are none.
     `children` are as of `proc.children_of`.
     """
-    computing = read_processes()
-    if computing and proc.pid_namespace() != _FIRST_NAMESPACE:
-        # In a container, the driver may report the host's process ids: only a process with a GPU open counts there.
-        computing = {pid: uuids for pid, uuids in computing.items() if proc.open_files(pid, "/dev/nvidia")}
+    computing = {pid: uuids for pid, uuids in read_processes().items() if is_drivers_pid(pid)}
     environ_of = cache(proc.environment_of)
 
     def rank_of(pid: int) -> int | None:
@@ -353,6 +359,14 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
             if other.gpu not in (None, found[pid].gpu):
                 found[other.pid] = other
     return list(found.values())
+
+
+def is_drivers_pid(pid: int) -> bool:
+    """Return whether a process id that the driver reports is that of the process which has it here.
+
+    In a container it may be the host's: only a process with a GPU open counts there.
+    """
+    return proc.pid_namespace() == _FIRST_NAMESPACE or bool(proc.open_files(pid, "/dev/nvidia"))
 
 
 def gpu_of(  # noqa: PLR0911 - one return per way to know

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import opened
-from numapin.base.text import without_none
+from numapin.base.formats import quote
+from numapin.base.text import not_none, without_none
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find import read_run
@@ -129,7 +130,6 @@ _JOB_IDS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 """The variables of batch systems: see srun(1), qsub(1) of PBS, LSF's environment variables, flux-environment(7)."""
 _IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"
 _NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_MOST_CHARS: Final = 128  # of a variable's value
 _MOST_RUNS: Final = 32  # of one user
 _MOST_RANKS: Final = 1024  # of one user: the number of samples and of files to read grows with it
 _SEARCH_EVERY_S: Final = 10.0  # each search reads the environments of all processes
@@ -164,7 +164,6 @@ def origin_of(job: RunningJob, environ: Mapping[str, str]) -> JobOrigin:
             with suppress(OSError, UnicodeDecodeError):
                 namespace = _NAMESPACE.read_text(encoding="utf-8").strip()
     job_id = next((shown[name] for name in _JOB_IDS if shown.get(name)), None)
-    job_id, pod, namespace = (None if word is None else word[:_MOST_CHARS] for word in (job_id, pod, namespace))
     numbers = {rank: parse_count(each.get("RANK", "")) for rank, each in found.items()}
     ranks = {rank: number for rank, number in numbers.items() if number is not None}
     return JobOrigin(host=os.uname().nodename, user=user, job_id=job_id, pod=pod, namespace=namespace, ranks=ranks)
@@ -201,9 +200,19 @@ class JobFollower:
             found = self._again()
         except UsageError:  # it has ended, or its launcher was killed while ranks are still running
             return seen.has_ended
-        if (found.pids, found.starts) != (self.job.pids, self.job.starts):
+        if (found.pids, found.starts) != (self.job.pids, self.job.starts) and not self._lacks_ranks(found):
             self._begin(found)
         return False
+
+    def _lacks_ranks(self, found: RunningJob) -> bool:
+        """Return whether ranks are missing because they are being restarted, as far as no run's folder names them all.
+
+        If all are, their launcher stands for itself: a process that is older than they were.
+        """
+        new = [rank for rank, pid in found.pids.items() if pid not in self.job.pids.values()]
+        oldest, starts = min(not_none(self.job.starts.values()), default=0), without_none(found.starts)
+        is_launcher = any(rank in starts and starts[rank] <= oldest for rank in new)
+        return found.owner is None and (is_launcher or not new or len(found.pids) < len(found.plan.ranks))
 
 
 class NodeFollower:
@@ -296,7 +305,7 @@ def _read_own(folder: str, *, most_ranks: int) -> RunningJob:
     job = read_run(Path(folder))
     if len(job.plan.ranks) > most_ranks:
         problem = f"{folder}: the runs of its user have more than {_MOST_RANKS} ranks"
-        raise MachineError(problem, "watch this run alone: numapin top --openmetrics RUN")
+        raise MachineError(problem, f"watch this run alone: numapin top {quote(folder)}")
     own: dict[int, int] = {}
     for rank, pid in job.pids.items():
         with suppress(proc.Gone, OSError, NumapinError):

@@ -57,10 +57,10 @@ def verify_running(job: RunningJob) -> VerifyReport:
 
     CUDA and NCCL put a rank's main thread on one CPU for a moment while they start.
     """
-    report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
+    report = verify(job, observe(job.pids, gone=job.gone))
     if any(rank.num_off_plan for rank in report.ranks):
         time.sleep(_MOMENT_S)
-        report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
+        report = verify(job, observe(job.pids, gone=job.gone))
     return report
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.base.formats import quote
 from numapin.base.records import to_json
 from numapin.base.text import counted, listed, not_none
 from numapin.observe.model import PRIVATE, MemoryKind, Role
@@ -18,6 +19,7 @@ from numapin.system.refusals import SYS_NICE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from numapin.observe.find import RunningJob
     from numapin.observe.model import NcclLibrary, Observed, ObservedRank, Process, Thread
     from numapin.plan.model import Plan, RankPlan
 
@@ -145,8 +147,8 @@ def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
     return next((worst for worst in (False, None) if worst in found), True)
 
 
-def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> VerifyReport:
-    """Compare every observed rank with its part of the plan.
+def verify(job: RunningJob, observed: Observed) -> VerifyReport:
+    """Compare every observed rank of a job with its part of the plan.
 
     1. Every thread of a rank and its descendants may use planned CPUs only.
     2. The main threads of the rank and of its DataLoader workers may use all of these CPUs. A library may pin other
@@ -156,17 +158,18 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
     5. NCCL does not undo the binding.
     6. Of each kind of memory, at most 5 % or 4 MiB, whichever is more, is on other nodes; of page-locked memory, 1 %.
 
-    `applied` has the ranks' own records by local rank; a rank without a record was not started by numapin. `run` is the
-    name of the job.
+    A rank without a record of what was applied was not started by numapin.
     """
+    plan = job.plan
     planned = {rank.local_rank: rank for rank in plan.ranks}
-    off = off_plan(plan, observed.ranks, bound=applied.keys())
+    off = off_plan(plan, observed.ranks, bound=job.applied.keys())
     reports = []
     for rank in observed.ranks:
         number = rank.local_rank
-        record = applied.get(number)
-        again = f"numapin attach --pid {rank.pid}" if record is None else f"numapin attach --job {run}"
-        seen = _Seen(planned[number], rank, plan.bind, record, again)
+        record = job.applied.get(number)
+        # The path, because the run's name is found only where its TMPDIR or NUMAPIN_RUN_DIR is set, too.
+        whom = f"--pid {rank.pid}" if job.folder is None else f"--job {quote(str(job.folder))}"
+        seen = _Seen(planned[number], rank, plan.bind, record, f"numapin attach {whom}")
         if rank.is_gone:
             remedy = "see the job's own output for the reason; torch ends or restarts the other ranks"
             findings: tuple[VerifyFinding, ...] = (_finding("the process is gone", f"pid {rank.pid}", remedy),)
@@ -180,7 +183,7 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
         reports.append(
             RankReport(requested=seen.plan, applied=record, observed=rank, findings=findings, num_off_plan=num_off_plan)
         )
-    return VerifyReport(run=run, ranks=tuple(reports))
+    return VerifyReport(run=job.name, ranks=tuple(reports))
 
 
 class _Seen(NamedTuple):

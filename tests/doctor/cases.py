@@ -332,6 +332,7 @@ def _of_health(check: str, label: str, *healths: GpuHealth, must_be_idle: bool =
 _LEFT_OVER: dict[str, Any] = {
     "gpu_users": (GpuUser(0, 4711, 40 << 30, "python", "alice"), GpuUser(1, 4712, None, None, None))
 }
+_UNSEEN: dict[str, Any] = {"gpu_users": (GpuUser(1, 4712, None, None, None),)}
 _MPS: dict[str, Any] = {"gpu_users": (GpuUser(0, 4711, 30 << 20, "nvidia-cuda-mps", "root"),)}
 _MANY: dict[str, Any] = {"gpu_users": tuple(GpuUser(0, 4711 + n, 1 << 30, "python", "alice") for n in range(10))}
 HEALTH = (
@@ -352,6 +353,9 @@ HEALTH = (
     _of_health("gpu-processes", "no answer", _NO_ANSWER),
     _of_health("gpu-processes", "none, and there must be none", _SOUND, must_be_idle=True),
     _of_health("gpu-processes", "two, and there must be none", _SOUND, **_LEFT_OVER, must_be_idle=True),
+    _of_health(
+        "gpu-processes", "one that cannot be seen, and there must be none", _SOUND, **_UNSEEN, must_be_idle=True
+    ),
     _of_health("gpu-processes", "MPS, and there must be none", _SOUND, **_MPS, must_be_idle=True),
     _of_health("gpu-processes", "ten, and there must be none", _SOUND, **_MANY, must_be_idle=True),
     _of_health("gpu-processes", "no answer, and there must be none", _NO_ANSWER, must_be_idle=True),
@@ -437,6 +441,7 @@ PORTS = tuple(
             "sys/class/infiniband/mlx5_1/board_id": "MT_0000000001",
         },
         "one lane": _port("mlx5_0", rate="100 Gb/sec (1X NDR)"),
+        "twenty down": {path: text for n in range(20) for path, text in _port(f"mlx5_{n:02}", **_DOWN).items()},
         "all down": {**_port("mlx5_0", **_DOWN), **_port("mlx5_1", **_OFF)},
         "a rate that makes no sense": _port("mlx5_0", rate="fast"),
         "a state that is missing": {**_port("mlx5_0"), **_port("mlx5_1", state="")},

@@ -105,11 +105,13 @@ def test_each_task_of_an_array_has_its_index(cluster: Cluster, tmp_path: Path) -
     assert len(list(tmp_path.glob("sh-*_[0-2].out"))) == 3
 
 
-def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Path) -> None:
-    """SIGUSR1 to the batch script, as sent by --signal, reaches every task; the job then runs again."""
+@pytest.mark.parametrize("index", ["", "_4"], ids=["job", "array"])
+def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Path, index: str) -> None:
+    """SIGUSR1 to the batch script, as sent by --signal, reaches every task; the job, or array task, then runs again."""
     options = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue", "--form=task")
-    script = numapin("job", "slurm", *options, str(HERE / "saver.py"), str(tmp_path))
-    job = cluster.submit(script.out, folder=tmp_path)
+    array = ("--array=4",) if index else ()
+    script = numapin("job", "slurm", *options, *array, str(HERE / "saver.py"), str(tmp_path))
+    job = cluster.submit(script.out, folder=tmp_path) + index
     _wait_for(cluster, job, tmp_path, "ready-*-0", number=2)
     assert cluster.call("scancel", "--batch", "--signal=USR1", job, folder=tmp_path).status == 0
     _wait_for(cluster, job, tmp_path, "resumed-*", number=2)

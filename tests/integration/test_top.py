@@ -173,11 +173,13 @@ def test_in_a_terminal(tmp_path: Path) -> None:
 
 
 def test_openmetrics_of_one_job(tmp_path: Path) -> None:
-    """One sample goes to stdout; the file follows the job; at the end, it says so only."""
+    """One sample goes to stdout; the file follows the job; at the end, it says so only. A run is no file."""
     path = tmp_path / "numapin.prom"
     with staying_job(tmp_path, num_ranks=2, job_script=STEPPING_JOB):
         once = _top(tmp_path, "--openmetrics", "--interval", "0.1")
         assert once.status == 0, once.err
+        swallowed = _top(tmp_path, "--openmetrics", "@last")
+        assert (swallowed.status, "type: numapin top @last --openmetrics" in swallowed.err) == (2, True), swallowed.err
         assert len(re.findall(r"^numapin_rank_steps_total{.*} [1-9]", once.out, re.MULTILINE)) == 2
         assert once.out.endswith("# EOF\n")
         line = [*NUMAPIN, "top", "--interval", "0.1", "--openmetrics", str(path)]

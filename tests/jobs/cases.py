@@ -76,6 +76,7 @@ CASES: dict[str, str] = {
     "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --mem-per-node 300G --no-smt train.py"
     " --lr 0.1",
     "lsf-share": "lsf --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
+    "slurm-fewer-cpus": "slurm --machine {dgx} --cpus-per-task 128 train.py",
     "slurm-few-ranks": "slurm --form task --gpus-per-node 8 --nproc-per-node 2 --cpus-per-task 3 train.py",
     "slurm-plan": "slurm --form task --gpus-per-node 4 --cpus-per-task 3 --plan a\\ plan\\'s.json --strict train.py",
     "slurm-amd": "slurm --machine {amd} --container a.sif train.py",
@@ -85,14 +86,14 @@ CASES: dict[str, str] = {
     "pbs-array": "pbs --gpus-per-node 4 --cpus-per-task 8 --array 0-99:2%4 --time 1h --signal 60 --directive '-m e'"
     " --setup module\\ load\\ openmpi train.py",
     "lsf-typed": "lsf --gpus-per-node NVIDIAA100-SXM4-80GB:4 --cpus-per-task 8 --directive '-R select[ib]' train.py",
-    "mpi-no-gpu": "mpi --gpus-per-node 0 train.py",
+    "mpi-no-gpu": "mpi --gpus-per-node 0 train.py --token=abc 'two\nlines'",
     "pbs-share": "pbs --gpus-per-node 4 --machine {dgx} train.py",
     "lsf-program": "lsf --form task --gpus-per-node 0 --no-python ./train.sh",
     "kubernetes-additions": f"kubernetes --nodes 2 {_POD} --volume pvc/data:/data --volume secret/key:/k/"
     " --volume configmap/a.b:/c:ro --volume emptydir:/scratch:rw --volume emptydir:/dev/shm --volume '/mnt/nvme 0:/a b'"
     " --toleration gpu --toleration a.b/gpu:NoExecute --toleration gpu=yes --toleration gpu=:NoSchedule --env A=b=c"
     " --env-from configmap/site --resource rdma/ib=1 --resource hugepages-2Mi=4Gi --scheduler mine"
-    " --pod-security baseline --ttl 2h train.py",
+    " --ttl 2h train.py",
     "kubernetes-jobset-claims": f"kubernetes --form jobset --nodes 2 {_POD} --queue team"
     " --device-class gpu.nvidia.com --match-attribute resource.kubernetes.io/pcieRoot train.py",
     "kubernetes-jobset-one-node": f"kubernetes --form jobset {_POD} train.py",
@@ -140,7 +141,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "pbs --gpus-per-node 4": ("",),
     "pbs --gpus-per-node 4 --cpus-per-task 4": (
-        *("--array 1", "--array 1,2", "--array 0-3,5", "--gpus-per-node a100:4", "--directive '-l select=1'"),
+        *("--array 1", "--array 1,2", "--array 0-3:2,5-9", "--gpus-per-node a100:4", "--directive '-l select=1'"),
         "--directive=-Nname",
     ),
     "kubernetes --gpus-per-node 4": (
@@ -148,7 +149,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--cpus-per-task 8 --container a", _POD_SIZE, f"{_POD_SIZE} --container a --job-name 'a\nb: c'"),
     ),
     f"kubernetes --nodes 2 {_POD}": (
-        *("--ipc-lock --pod-security baseline", "--pod-security none", "--seccomp-profile ''", "--gpus-per-node a:4"),
+        *("--ipc-lock --pod-security baseline", "--volume /mnt:/data --pod-security restricted"),
+        *("--pod-security none", "--seccomp-profile ''", "--gpus-per-node a:4"),
         *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2"),
         *("--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env-from wandb", "--env-from secret/"),
         *("--pull-secret a --pull-secret a", "--volume data", "--volume data:/data", "--volume pvc/data:data"),

@@ -57,7 +57,7 @@ def test_the_findings_of_a_look(two_nodes: VmResult, name: str) -> None:
     """
     found = two_nodes.report(_job_of(name), f"{name}.json")
     report = found["report"]
-    words = {r"--pid \d+": "--pid PID", report["run"]: "RUN", r"[\d.]+ MiB": "N MiB", r"[\d.]+%": "N%"}
+    words = {r"--pid \d+": "--pid PID", rf"\S*{report['run']}": "RUN", r"[\d.]+ MiB": "N MiB", r"[\d.]+%": "N%"}
     ranks = []
     for rank in report["ranks"]:
         findings = [each for each in rank["findings"] if "memory (" not in each["what"] or "anonymous" in each["what"]]

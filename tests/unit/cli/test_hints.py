@@ -30,7 +30,7 @@ def test_a_number_of_gpus_for_children() -> None:
     assert "--nproc-per-node" not in error.hint
 
 
-@pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -af"), ((), "the active run")])
+@pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -af"), ((), "are being restarted")])
 def test_a_job_that_ends_while_verify_reads_it(
     line: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,7 +39,7 @@ def test_a_job_that_ends_while_verify_reads_it(
     monkeypatch.setattr(verify, "find_job", lambda *_, **__: SimpleNamespace(name="x", pids={}, gone=frozenset()))
     monkeypatch.setattr(verify, "verify_running", lambda _: SimpleNamespace(ranks=()))
     error = _error("verify", *line)
-    assert error.message == "x: the job ended while it was read"
+    assert error.message == "x: all of its ranks have ended"
     assert hint in error.hint
 
 

@@ -7,7 +7,7 @@ from numapin.doctor import live
 from numapin.doctor.check import CHECKS, DoctorSeverity, GpuUser, Host
 from numapin.doctor.live import read_kernel_log
 from numapin.doctor.model import compare, counts_of, parse_expected
-from numapin.system import nccl_files, numa
+from numapin.system import nccl_files, numa, proc
 from numapin.system.tree import Tree
 from numapin.topology.nics import NicInterface, NicKind
-from numapin.topology.readings import NvmlReadings
+from numapin.topology.readings import GpuHealth, GpuProcess, NvmlReading, NvmlReadings

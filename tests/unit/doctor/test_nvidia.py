@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from tests.nvml.fake import FakeGpu, FakeNvml, render
-from tests.unit.doctor.seam import GpuUser, read_kernel_log
+from tests.unit.doctor.seam import (
+    GpuHealth,
+    GpuProcess,
+    GpuUser,
+    NvmlReading,
+    NvmlReadings,
+    live,
+    proc,
+    read_kernel_log,
+)
 
 _GPU = FakeGpu(
     uuid="GPU-a",
@@ -87,6 +96,16 @@ def test_health_as_nvml_reports_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     assert bare["processes"] == []
     assert {*bare["unread"]} == {"uncorrected", "uncorrected_ever", "rows", "is_retirement_pending", "slowdowns"}
     assert [{*one["unread"]} for one in others] == [*QUESTIONS.values()]
+
+
+def test_a_process_of_the_host_seen_from_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There its id is another process's, so no name and no user is given of a process that has no GPU open."""
+    health = GpuHealth(processes=(GpuProcess(os.getpid(), 1 << 20),))
+    nvml = NvmlReadings(gpus=(NvmlReading(index=0, uuid=None, pci="", health=health),))
+    ((*_, name, user),) = live.gpu_users(nvml)
+    assert (name is None, user is None) == (False, False)
+    monkeypatch.setattr(proc, "pid_namespace", lambda: 4026532000)
+    assert live.gpu_users(nvml) == (GpuUser(0, os.getpid(), 1 << 20, None, None),)
 
 
 def test_an_old_driver(fake_nvml: FakeNvml, tmp_path: Path) -> None:

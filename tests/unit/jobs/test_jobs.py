@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ import jsonschema
 import pytest
 import yaml
 
-import numapin
 from numapin import Topology
 from numapin.errors import UsageError
 from tests.jobs import schemas
@@ -72,18 +70,6 @@ def test_directives_come_first_and_hold_no_shell(engine: str) -> None:
     directives = [line for line in lines if line.startswith(marks[engine])]
     assert lines[1 : len(directives) + 1] == directives
     assert not [line for line in directives if set(line) & set("$`'\\;&|")]
-
-
-@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
-def test_a_script_has_eight_lines_of_ours(engine: str) -> None:
-    """Besides the manager's directives, a script for several hosts has eight lines at most, and is free of secrets."""
-    given = "--nodes 2 --gpus-per-node 8" + (" --cpus-per-task 64" if engine == "pbs" else "")
-    lines = write([engine, *given.split(), "train.py", "--token=abc", "two\nlines"]).splitlines()
-    ours = [line for line in lines if not re.match("#(SBATCH|PBS|BSUB) ", line)]
-    assert len(ours) <= 8, ours
-    (written_by,) = [line for line in ours if line.startswith("# Written by ")]
-    command = f"numapin job {engine} {given} train.py '--token=***' $'two\\nlines'"
-    assert written_by == f"# Written by numapin {numapin.__version__}: {command}"
 
 
 def _directives(line: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-from numapin.errors import BindingRefused, NumapinError
+from numapin.errors import BindingRefused, NumapinError, Stopped
 from tests.unit.observe.seam import (
     SCHEMA,
     Observed,
@@ -113,6 +114,17 @@ def test_run_that_ends_before_the_first_look(
     assert (rank["requested"]["local_rank"], rank["requested"]["cpus"]) == (0, _plan(1)["ranks"][0]["cpus"])
     seen = (pid, {"n": pid}) if is_recorded else (None, None)
     assert (rank["pid"], rank["applied"], rank["observed"], rank["findings"]) == (*seen, {"processes": []}, [])
+
+
+def test_run_that_is_stopped_before_the_first_look(tmp_path: Path) -> None:
+    """The user knows that it ended early; the report has the ranks and no verdict."""
+    told, path = Told(), tmp_path / "report.json"
+    with _run(tmp_path) as (folder, pid):
+        _record(folder, 0, pid)
+        with pytest.raises(Stopped), during_run.watching(folder, 1, told.what(after_s=60, report=path)):
+            raise Stopped(signal.SIGINT, "")
+    report = json.loads(path.read_text())
+    assert (told.warnings, report["holds"], report["ranks"][0]["pid"]) == ([], None, pid)
 
 
 @pytest.mark.parametrize("what", ["report", "plan"])

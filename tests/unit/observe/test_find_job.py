@@ -243,7 +243,7 @@ def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.
 
 
 def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> None:
-    """If the recorded process started at another time, or on another host, the rank is gone."""
+    """If the recorded process started at another time, the rank is gone; a run of another host is an error."""
     start, host = start_time(), os.uname().nodename
     assert start is not None
     with _run(environ) as folder:
@@ -251,12 +251,14 @@ def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> No
             ({"start": start, "host": host}, False),
             ({}, False),
             ({"start": start + 1, "host": host}, True),
-            ({"start": start, "host": f"not-{host}"}, True),
         ):
             _record(folder, 0, os.getpid(), more=dict(more))
             job = find_job.find_run(None, environ)
             assert (0 in job.gone) == is_gone, more
             assert observe(job.pids, gone=job.gone).ranks[0].is_gone == is_gone
+        _record(folder, 0, os.getpid(), more={"start": start, "host": f"not-{host}"})
+        with pytest.raises(UsageError, match=f"run {Path(folder).name} is on not-{host}, not on this host"):
+            find_job.find_run(None, environ)
 
 
 def test_ranks_of_a_run_have_its_plan(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import pytest
 
 from numapin import Bind, Memory, Plan
 from numapin.errors import UsageError
-from tests.unit.observe.seam import RunningJob, _follow, handover, node, proc
+from tests.unit.observe.seam import RunningJob, _follow, find_job, handover, node, proc
 from tests.unit.planned import PLANNED
+from tests.waiting import wait_until
 
 
 def _plan(num_ranks: int = 1) -> Plan:
@@ -54,7 +57,7 @@ _IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-0-abcde"}
         ({"SLURM_JOB_ID": "4711", "RANK": "9"}, ("4711", None, None, {0: 9})),
         ({"PBS_JOBID": "12.head"}, ("12.head", None, None, {})),
         ({"LSB_JOBID": "7", "RANK": "many"}, ("7", None, None, {})),
-        ({"FLUX_JOB_ID": "f" * 200}, ("f" * 128, None, None, {})),
+        ({"FLUX_JOB_ID": "f1"}, ("f1", None, None, {})),
         ({"HOSTNAME": "node7"}, (None, None, None, {})),
         (_IN_POD, (None, "train-0-abcde", None, {})),
         ({**_IN_POD, "POD_NAME": "train-0", "POD_NAMESPACE": "ml"}, (None, "train-0", "ml", {})),
@@ -176,6 +179,47 @@ def test_ranks_that_restart_or_start_later() -> None:
         assert [(rank.pid, rank.is_gone) for rank in next(follow).ranks] == [(first, False), (second, False)]
         follow = _follow(replace(both, pids={0: first}), lambda: both, dict, lambda: None)
         assert [len(next(follow).ranks) for _ in range(2)] == [1, 2]
+
+
+_LAUNCHER = "while read -r rank; do LOCAL_RANK=$rank sleep 300 & echo $!; done; kill $(jobs -p)"
+
+
+def test_a_launcher_between_two_starts_of_its_ranks() -> None:
+    """It is older than its ranks, and is not taken for one; ranks that are gone are shown until all are there again.
+
+    A later job of the same launcher, such as a notebook, may have fewer ranks.
+    """
+    with subprocess.Popen(
+        ["bash", "-c", _LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as launcher:
+
+        def start(rank: int) -> int:
+            assert launcher.stdin is not None
+            assert launcher.stdout is not None
+            launcher.stdin.write(f"{rank}\n")
+            pid = int(launcher.stdout.readline())
+            assert wait_until(lambda: "LOCAL_RANK" in (proc.environment_of(pid) or {}), limit_s=60)
+            return pid
+
+        def end(pid: int) -> None:
+            os.kill(pid, signal.SIGKILL)
+            assert wait_until(lambda: not proc.is_running(pid), limit_s=60)
+
+        find = partial(find_job.job_of_processes, [launcher.pid])
+        former = {rank: start(rank) for rank in range(2)}
+        follower = node.JobFollower(find(), find, dict)
+        assert follower.job.pids == former
+        for rank in range(2):
+            end(former[rank])
+            assert not follower.search(follower.look())
+            assert follower.job.pids == former
+            assert [each.is_gone for each in follower.look().ranks] == [True, rank == 1]
+        for num_ranks in (2, 1):
+            new = {rank: start(rank) for rank in range(num_ranks)}
+            assert not follower.search(follower.look())
+            assert follower.job.pids == new
+            for pid in new.values():
+                end(pid)
 
 
 def test_a_launcher_that_was_killed() -> None:
