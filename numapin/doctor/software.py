@@ -76,7 +76,7 @@ def persistence(live: Live, _host: Host) -> Result:
 @live_check(
     "libnuma",
     where="import numa, dlopen libnuma.so.1",
-    why="Without libnuma, ranks are bound to CPUs but get no memory policy, and the nodes of pages cannot be checked.",
+    why="Without libnuma, numapin cannot read the machine that it runs on: run, exec, plan and topo end with status 3.",
 )
 def libnuma(live: Live, _host: Host) -> Result:
     """Find a missing libnuma."""
