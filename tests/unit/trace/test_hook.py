@@ -48,16 +48,21 @@ def test_a_loader_with_workers(tracer: tracing.Tracer, num_workers: int) -> None
 
 
 def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:
-    """The notes have each loader once, and the starts of the epochs of those with workers."""
+    """The notes have each loader once, and the starts of the epochs of those with workers.
+
+    A loader that has the id of one that is gone is another one.
+    """
     monkeypatch.setattr(hook, "_notes", tracer.notes)
     iterate = hook._noting_epochs(lambda _: object())
     with_workers, without = (SimpleNamespace(num_workers=number) for number in (2, 0))
     for loader in (with_workers, without, with_workers):
         iterate(cast("Any", loader))
+    without.num_workers = 4
+    iterate(cast("Any", without))
     noted = tracer.notes.to_json(cpu_use=CpuUse.read(CpuSet(os.sched_getaffinity(0))))
     described = {"is_numapin": False, "is_persistent": False, "delivers_on_gpu": False, "num_batches": None}
-    assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0)]
-    assert [number for number, _, _ in tracer.notes.epochs] == [0, 0]
+    assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0, 4)]
+    assert [number for number, _, _ in tracer.notes.epochs] == [0, 0, 2]
     assert noted["other_cpu_ms"] == ANY
 
 
