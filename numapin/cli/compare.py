@@ -219,6 +219,7 @@ def compare(
                 "margin": margin,
                 "timeout": timeout,
             },
+            num_host_cpus=os.cpu_count(),
             margin=margin,
             is_complete=is_complete,
         )
