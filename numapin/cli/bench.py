@@ -366,7 +366,7 @@ def _measure(
     if is_about_gpus:
         remedy = "these run without a GPU: numapin bench alloc, bench loader --cases transport"
     else:
-        remedy = f"measure something else with --cases and --peers: numapin bench {benchmark.name} --help lists them"
+        remedy = f"numapin bench {benchmark.name} --help lists what else can be measured"
     raise NumapinError(f"nothing was measured: {reason}", remedy)
 
 

@@ -92,7 +92,7 @@ def pids(found: list[Run]) -> list[object]:
     return [detail["pid"] for run in found for detail in run.details]
 
 
-FAILURES = {"raise": "failed: ValueError: no such thing", "die": "failed: exited with status -9: last words"}
+FAILURES = {"raise": "failed: ValueError: no such thing", "die": "failed: was ended by SIGKILL: last words"}
 
 
 def test_peers_take_turns_and_leave_nothing() -> None:
