@@ -17,7 +17,7 @@ from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
 from numapin.cli.early_end import EarlyEnd
-from numapin.cli.options import FilePath, Parsed, topology_from
+from numapin.cli.options import FilePath, Parsed, Seconds, topology_from
 from numapin.cli.output import ReportWriter, clear_status, require_writable, show_status
 from numapin.cli.torch_import import require_torch
 from numapin.compare.variants import (
@@ -99,7 +99,7 @@ def _percent(text: str) -> float:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=10.0,
     help="Measure fewer steps if --steps steps would take longer than this. A first run decides for all runs.",
 )
@@ -107,10 +107,8 @@ def _percent(text: str) -> float:
     "--margin", type=Parsed("PERCENT", _percent), default="5%",
     help="The outcome is 'no difference' if the whole interval is within this distance of 1.",
 )  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(1), default=600.0, help="Time limit of one run in seconds.")
-@click.option(
-    "--grace", type=click.FloatRange(0), default=15.0, help="Seconds from SIGTERM to SIGKILL when a run is stopped."
-)
+@click.option("--timeout", type=Seconds(1), default=600.0, help="Time limit of one run in seconds.")
+@click.option("--grace", type=Seconds(0), default=15.0, help="Seconds from SIGTERM to SIGKILL when a run is stopped.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file.")
 @click.option("--logs", type=FilePath(), metavar="DIR", help="Keep the output of every run in this folder.")

@@ -297,10 +297,8 @@ class CompareReport:
 
     @property
     def steps_in_words(self) -> str:
-        """The number of runs and steps measured, as in "8 runs of each variant, in turn; each measured 100 steps …"."""
+        """What was measured, at least one run: "8 runs of each variant, in turn; each measured 100 steps …"."""
         runs = [run for variant in self.measured for run in variant.runs]
-        if not runs:
-            return "no steps were measured"
         repeats = [variant.num_runs for variant in self.measured]
         are = "run" if max(repeats) == 1 else "runs"
         skip, skipped = self.settings.get("skip"), [run.num_skipped for run in runs]
@@ -432,12 +430,10 @@ def _notes_on(
 
 def verdict_lines(result: VariantResult) -> list[str]:
     """Return the outcome for one variant in words: against the baseline, and at equal numbers of threads."""
-    if result.ratio is None:
-        return [f"{result.name}: {'nothing to compare with' if result.num_runs else 'not measured'}"]
     ratios, to_threads = [result.ratio], result.ratio_to_threads
-    if to_threads is not None and to_threads.against != result.ratio.against:
+    if result.ratio is not None and to_threads is not None and to_threads.against != result.ratio.against:
         ratios.append(to_threads)
-    return [_verdict_line(result.name, ratio) for ratio in ratios]
+    return [_verdict_line(result.name, ratio) for ratio in ratios if ratio is not None]
 
 
 def _verdict_line(name: str, ratio: StepRatio) -> str:
