@@ -137,8 +137,8 @@ _MOST: Final = 20_000
 _DEEPEST: Final = 200  # frames
 _RUNNING: Final = 0.5  # CPU time of the thread between two samples, as a share
 _FOREIGN: Final = (
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")),
-    str(PurePath(numapin.__file__).parent),
+    *(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib")),
+    f"{PurePath(numapin.__file__).parent}/",  # scripts may be in numapin-jobs/ beside it
     "<frozen",
 )
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")  # of any environment on the path

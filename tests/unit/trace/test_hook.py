@@ -19,7 +19,7 @@ from unittest.mock import ANY, Mock
 import pytest
 import torch
 
-from tests.unit.trace.seam import CpuSet, CpuUse, StepSettings, hook, meter, proc
+from tests.unit.trace.seam import CpuSet, CpuUse, StepSettings, hook, meter, proc, script
 from tests.unit.trace.seam import tracer as tracing
 
 
@@ -64,6 +64,17 @@ def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Trace
     assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0, 4)]
     assert [number for number, _, _ in tracer.notes.epochs] == [0, 0, 2]
     assert noted["other_cpu_ms"] == ANY
+
+
+def test_the_scripts_own_code() -> None:
+    """A function is the script's own in any folder but those of numapin, packages and the standard library."""
+    package = str(Path(hook.__file__).parents[1])
+    found = {}
+    for folder in (f"{package}-jobs", package, "/v/site-packages/torch", str(Path(os.__file__).parent)):
+        frames: dict[str, Any] = {}
+        exec(compile("def f(): return sys._getframe()", f"{folder}/x.py", "exec"), {"sys": sys}, frames)  # noqa: S102
+        found[folder] = script._place(frames["f"]())[0]
+    assert [place == "f (x.py:1)" for place in found.values()] == [True, False, False, False]
 
 
 def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:
