@@ -155,8 +155,11 @@ def compare(
         raise UsageError(
             "--a and --b must be given together", "numapin compare --a 'python old.py' --b 'python new.py'"
         )
-    if a is not None and command:
-        raise UsageError(f"--a and --b are complete commands; {command[0]} belongs to neither", _HELP)
+    if a is not None:
+        options = {"--variants": variants, "--variant": own, "--nproc-per-node": nproc_per_node, "--module": module}
+        unused = [*(option for option, value in options.items() if value), *command]
+        if unused:
+            raise UsageError(f"--a and --b are complete commands; {unused[0]} belongs to neither", _HELP)
     if a is None and not command:
         raise UsageError("there is no script to run", _HELP)
     if a is None:
@@ -167,17 +170,17 @@ def compare(
         require_torch("numapin compare with a script")
     require_writable(output, option="--output")
 
-    # numapin's plan gives the number of ranks; some machines have no plan.
-    from numapin.plan.make import default_num_ranks, make_plan  # --help needs neither
-    from numapin.rank import hook_env
+    from numapin.rank import hook_env  # --help needs neither this nor the plan
 
-    topology = topology_from(gpu_nodes=None)
-    plan: Plan | None = None
-    with suppress(PlanError):
-        plan = make_plan(topology, Request(num_ranks=nproc_per_node or default_num_ranks(topology)))
     if a is not None and b is not None:
         compared = [own_command(a, option="--a"), own_command(b, option="--b")]
-    else:
+    else:  # numapin's plan gives the number of ranks; some machines have no plan
+        from numapin.plan.make import default_num_ranks, make_plan
+
+        topology = topology_from(gpu_nodes=None)
+        plan: Plan | None = None
+        with suppress(PlanError):
+            plan = make_plan(topology, Request(num_ranks=nproc_per_node or default_num_ranks(topology)))
         script = Script(
             words=command,
             is_module=module,
