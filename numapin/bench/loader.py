@@ -385,10 +385,10 @@ def _warm_up(
         for _ in range(num_outstanding):
             take()
         after = stats()
-        steady = before is None or after is None or _start_costs(before) == _start_costs(after)
+        steady = before is None or after is None or start_costs(before) == start_costs(after)
 
 
-def _start_costs(stats: Stats) -> tuple[int, int, int]:
+def start_costs(stats: Stats) -> tuple[int, int, int]:
     """Return what changes while slots are made and pinned, and while batches do without one."""
     return stats.slots_made, stats.pinned_bytes, sum(stats.misses.values())
 

@@ -134,11 +134,11 @@ def _separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 @click.command(params=[_OUTPUT, _JSON])
-@click.option("--read", "first", type=FilePath(), required=True)
+@click.option("--read", type=FilePath(), required=True, multiple=True)
 @click.argument("others", nargs=-1, type=FilePath())
-def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
+def _read_command(read: tuple[Path, ...], others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
     """Read Chrome traces, one per rank, or the output folders of earlier runs."""
-    paths = (first, *others)
+    paths = (*read, *others)
     if output is not None:
         for path in paths:
             if os.path.realpath(path) == os.path.realpath(output / _REPORT):

@@ -269,8 +269,9 @@ def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]
 def read_report(paths: Sequence[Path], settings: StepSettings | None = None) -> TraceReport:
     """Return the report on these files and folders.
 
-    Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, and
-    NumapinError if a run with these settings traced nothing.
+    Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, or if the
+    traces are of several runs, or of a job that was requeued, and NumapinError if a run with these settings traced
+    nothing.
     """
     analyses: list[Analysis] = []
     notes: list[str] = []
@@ -284,6 +285,13 @@ def read_report(paths: Sequence[Path], settings: StepSettings | None = None) -> 
         notes += of_path
     if not analyses:
         raise _no_trace(notes, settings)
+    num_traces = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
+    twice = [name for name, number in num_traces.items() if number > 1]
+    if twice:
+        raise UsageError(
+            f"{', '.join(map(str, paths))}: traces of several runs: rank {min(twice)} occurs more than once",
+            "name the traces of one run, or the folders of its hosts: numapin trace --read DIR/HOST-PID …",
+        )
     return make_report(analyses, notes)
 
 
@@ -298,10 +306,7 @@ def _no_trace(notes: Sequence[str], settings: StepSettings | None) -> NumapinErr
 
 
 def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> list[Analysis]:
-    """Return the analyses of a run's ranks, from the run's folder or its hosts' subfolders; append to `notes`.
-
-    Raises UsageError if the hosts' subfolders belong to several runs, or to a job that was requeued.
-    """
+    """Return the analyses of a run's ranks, from the run's folder or its hosts' subfolders; append to `notes`."""
     analyses: list[Analysis] = []
     hosts = [] if any(path.glob("rank-*")) else sorted({trace.parent for trace in path.glob("*/rank-*")})
     for folder in hosts or [path]:
@@ -338,14 +343,6 @@ def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> li
                 analyses.append(_analyze(trace))
             except NumapinError as error:  # a broken file: its rank is left out
                 notes.append(printable(f"{trace.name.removesuffix(TRACE).replace('-', ' ', 1)}: {error.message}"))
-
-    num_traces = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
-    twice = [name for name, number in num_traces.items() if number > 1]
-    if twice:
-        raise UsageError(
-            f"{path} holds the traces of several runs: rank {min(twice)} occurs more than once",
-            f"name the folders of one run: numapin trace --read {path}/HOST-PID …",
-        )
     return analyses
 
 

@@ -133,7 +133,7 @@ class TestTracing:
         assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
         shutil.copytree(next((tmp_path / "out").iterdir()), tmp_path / "out" / "host-of-another-run")
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
-        assert (done.status, "out holds the traces of several runs: rank " in done.err) == (2, True)
+        assert (done.status, "out: traces of several runs: rank " in done.err) == (2, True)
 
     def test_a_rank_that_is_restarted(self, tmp_path: Path) -> None:
         """A restarted rank is reported once per start, each with its own loads and name, and can be read again."""
@@ -148,6 +148,9 @@ class TestTracing:
             assert 0 < len(read_trace(json.loads((tmp_path / "out" / name).read_text()), source=name).loads) <= 12
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
         assert [(rank["source"], rank["restart"]) for rank in json.loads(done.out)["ranks"]] == lives
+        shutil.copytree(tmp_path / "out", tmp_path / "again")
+        done = numapin("trace", "--read", "out", "again", cwd=tmp_path)
+        assert (done.status, "out, again: traces of several runs: rank 0 occurs" in done.err) == (2, True)
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout has only JSON, for both ranks; the script's own output goes to stderr."""
@@ -335,9 +338,11 @@ class TestReading:
         del content["numapin"]
         (tmp_path / "a.json").write_text(json.dumps(content))
         (tmp_path / "b.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
-        done = numapin("trace", "--read", "a.json", "b.json.gz", "--output", "out", "--json", cwd=tmp_path)
+        (tmp_path / "c.json").write_text(json.dumps(content))
+        paths = ("--read", "a.json", "b.json.gz", "--read", "c.json")
+        done = numapin("trace", *paths, "--output", "out", "--json", cwd=tmp_path)
         assert done.status == 0, done.err
-        assert [rank["source"] for rank in json.loads(done.out)["ranks"]] == ["a.json", "b.json.gz"]
+        assert [rank["source"] for rank in json.loads(done.out)["ranks"]] == ["a.json", "b.json.gz", "c.json"]
         assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(done.out)
         assert done.err == "numapin: report: out/report.json\n"
 
