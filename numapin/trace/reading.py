@@ -68,15 +68,14 @@ _NAME_ONE: Final = "name a file that torch.profiler wrote, or the output folder 
 class _Event:
     """A complete event ("ph": "X") of the trace."""
 
-    __slots__ = ("args", "kind", "name", "span", "tid")
+    __slots__ = ("args", "kind", "name", "span")
 
     def __init__(self, raw: dict[str, Any], start: float, duration: float) -> None:
         self.kind = _CATEGORIES.get(str(raw.get("cat", "")), "")
         self.name = printable(str(raw.get("name", "")))
-        self.tid: object = raw.get("tid")
         args = raw.get("args")
         self.args: dict[str, Any] = args if isinstance(args, dict) else {}
-        self.span = Span(start=start, end=start + duration, name=self.name, row=_integer(self.tid))
+        self.span = Span(start=start, end=start + duration, name=self.name, row=_integer(raw.get("tid")))
 
     def number(self, name: str) -> int | None:
         """Return an argument; None if it is not an integer."""
@@ -221,10 +220,10 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
     """Link each of the GPU's copies to the host's call and to its operator."""
     call_by_number = _linked(calls, copies, _CORRELATION)
     operator_by_number = _linked(operators, copies, _EXTERNAL_ID)
-    synchronizations: dict[object, list[Span]] = defaultdict(list)  # by thread
+    waits_in: dict[int | None, list[Span]] = defaultdict(list)  # by thread
     for event in calls:
         if "Synchronize" in event.name:
-            synchronizations[event.tid].append(event.span)
+            waits_in[event.span.row].append(event.span)
     for event in copies:
         call = call_by_number.get(event.number(_CORRELATION))
         operator = operator_by_number.get(event.number(_EXTERNAL_ID))
@@ -243,7 +242,7 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
             num_bytes=num_bytes if num_bytes is not None and num_bytes >= 0 else None,
             device=event.number("device"),
             call=call.span if call else None,
-            waits=_within(synchronizations[call.tid], call.span.end, operator.span.end) if call and operator else (),
+            waits=_within(waits_in[call.span.row], call.span.end, operator.span.end) if call and operator else (),
             operator=operator.name if operator else None,
             shapes=next((printable(str(shape)) for shape in shapes if shape), None),  # of what was copied
         )
