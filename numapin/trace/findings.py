@@ -548,7 +548,7 @@ def other_programs(analyses: Sequence[Analysis]) -> str:
             all_ms = noted.traced_ms * noted.num_cpus
             # CPU time is sampled in ticks of 10 ms: over a short time, or on many CPUs, chance makes a difference.
             if noted.other_cpu_ms > max(_OTHERS * all_ms, 2 * sqrt(all_ms * _TICK_MS)):
-                found.append((noted.other_cpu_ms / noted.traced_ms, analysis))
+                found.append((min(noted.other_cpu_ms, all_ms) / noted.traced_ms, analysis))
     if not found:
         return ""
     num_busy, worst = max(found, key=itemgetter(0))
