@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.files import make_own, opened, unwritten, write_text_to
-from numapin.base.formats import running
+from numapin.base.formats import quote, running
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
@@ -289,7 +289,7 @@ class _Reporter:
 
     def _written(self) -> TraceReport:
         report = read_report((self.folder,), self.settings)
-        _write(report, self.folder, remedy=f"see the tables with: numapin trace --read {self.folder}")
+        _write(report, self.folder, remedy=f"see the tables with: numapin trace --read {quote(str(self.folder))}")
         say(f"report and Chrome traces: {self.folder}")
         return report
 
