@@ -173,6 +173,9 @@ def test_process_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 
 ONE_GPU = """
+import atexit
+print("imported")
+atexit.register(print, "bye")
 class version: cuda = "13.0"
 class cuda:
     device_count = lambda: 1
@@ -195,7 +198,10 @@ NONE: dict[str, object] = {"cuda": None, "gpus": [], "no_gpu": "torch is built w
 def test_only_a_torch_for_gpus_is_imported(
     tmp_path: Path, version: str | None, torch: str, seen: dict[str, object]
 ) -> None:
-    """Torch is not imported if its version file names neither CUDA nor ROCm; otherwise it is asked for its GPUs."""
+    """Torch is not imported if its version file names neither CUDA nor ROCm; otherwise it is asked for its GPUs.
+
+    What else is printed is not taken for the answer.
+    """
     folder = tmp_path / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text(torch)
