@@ -159,6 +159,8 @@ class _Child:
                 raise _MeasurementError(f"failed: {how}: {last.strip()}")
             self._received += received
         line, _, self._received = self._received.partition(b"\n")
+        if not line.startswith(b"{"):  # printed before the process reserved stdout
+            return self.answer(deadline)
         content: dict[str, Any] = json.loads(line)
         if "failed" in content:
             raise _MeasurementError(f"failed: {content['failed']}")
