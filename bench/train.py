@@ -37,6 +37,7 @@ import numapin
 from numapin.base.files import write_text_to
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
+from numapin.bench.loader import start_costs
 from numapin.bench.machine import read_machine
 from numapin.bench.model import Benchmark, BenchReport, Case, Column, Comparison, Peer, Question, Run, summarize
 from numapin.bench.verdict import verdict_of
@@ -303,7 +304,7 @@ def measure(
         "first_batch_s": trainer.largest(first_s),
     }
     if before is not None and after is not None:
-        figures["misses"] = trainer.largest(float(_num_misses(after) - _num_misses(before)))
+        figures["misses"] = trainer.largest(float(sum(after.misses.values()) - sum(before.misses.values())))
     return figures, num_steps
 
 
@@ -322,19 +323,10 @@ def _warm_up(loader: str, trainer: Trainer, feed: Feed, options: argparse.Namesp
         wall_s, _ = trainer.window(feed.take, num_steps)
         after = feed.stats()
         spent_s = time.perf_counter() - start_s
-        is_steady = before is None or after is None or _memory_of(before) == _memory_of(after)
+        is_steady = before is None or after is None or start_costs(before) == start_costs(after)
         is_ready = spent_s > _PATIENCE_S or (spent_s >= least_s and is_steady)
         if trainer.largest(float(not is_ready)) == 0:
             return num_steps / wall_s
-
-
-def _memory_of(stats: Stats) -> tuple[int, int, int]:
-    """Return what changes while numapin's loader still makes and pins slots, or sends batches outside of them."""
-    return stats.slots_made, stats.pinned_bytes, _num_misses(stats)
-
-
-def _num_misses(stats: Stats) -> int:
-    return sum(stats.misses.values())
 
 
 def _options() -> argparse.Namespace:

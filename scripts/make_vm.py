@@ -3,8 +3,8 @@
 
     python3 scripts/make_vm.py          # or: make vm
 
-Comes in: a Debian machine with apt and network access; nothing is installed, and root is not needed. Goes out: the
-folder NUMAPIN_VM_CACHE, by default .cache/vm in the repository, with
+Needs Debian on x86-64 with apt and network access, but not root; nothing is installed. Fills the folder
+NUMAPIN_VM_CACHE, by default .cache/vm in the repository, with
 
     host/        qemu-system-x86_64, its firmware, and the shared libraries this machine lacks
     guest/       numactl and libnuma.so.1

@@ -114,20 +114,19 @@ def loader_benchmark(
     per worker. A window lasts at least `seconds` and `num_batches` batches.
     """
     used_gpus = num_gpus if all_gpus else min(num_gpus, 1)
-    at_once = f", {used_gpus} GPUs at once" if used_gpus > 1 else ""
     made = []
     for name in cases:
-        default = _WORKERS_EACH if used_gpus > 1 else CASES[name].num_workers
+        gpus = tuple(range(used_gpus)) if CASES[name].on_device else (None,)  # one process each
+        default = _WORKERS_EACH if len(gpus) > 1 else CASES[name].num_workers
         case = replace(CASES[name], num_workers=num_workers or default, prefetch=prefetch)
-        if case.on_device and not used_gpus:
+        if not gpus:
             made.append(Case(name=name, about=case.about, skipped=no_gpu or "torch sees no GPU"))
             continue
-        gpus = tuple(range(used_gpus)) if case.on_device else (None,)
         common = {
             "case": name,
             "num_workers": case.num_workers,
             "prefetch": prefetch,
-            "num_ranks": max(1, used_gpus),
+            "num_ranks": len(gpus),
             "seconds": seconds,
             "warm_up_s": warm_up_s,
             "num_batches": num_batches,
@@ -137,6 +136,7 @@ def loader_benchmark(
             for peer in peers
             if _fits(peer, case)
         )
+        at_once = f", {len(gpus)} GPUs at once" if len(gpus) > 1 else ""
         made.append(Case(name=name, about=case.about + at_once, peers=fit))
     return Benchmark(
         name="loader",
@@ -385,10 +385,10 @@ def _warm_up(
         for _ in range(num_outstanding):
             take()
         after = stats()
-        steady = before is None or after is None or _start_costs(before) == _start_costs(after)
+        steady = before is None or after is None or start_costs(before) == start_costs(after)
 
 
-def _start_costs(stats: Stats) -> tuple[int, int, int]:
+def start_costs(stats: Stats) -> tuple[int, int, int]:
     """Return what changes while slots are made and pinned, and while batches do without one."""
     return stats.slots_made, stats.pinned_bytes, sum(stats.misses.values())
 

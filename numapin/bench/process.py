@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from numapin.base.formats import running_module
 from numapin.base.strict_json import encode
 from numapin.bench.model import Run
+from numapin.launcher.failure import name_of_signal
 from numapin.steps.job import remove_leftovers, stop
 from numapin.system import proc
 
@@ -153,9 +154,13 @@ class _Child:
                 self._errors.seek(0)
                 lines = self._errors.read().decode(errors="replace").split("\n")
                 last = next((line for line in reversed(lines) if line.strip()), "nothing on stderr")
-                raise _MeasurementError(f"failed: exited with status {self._process.returncode}: {last.strip()}")
+                status = self._process.returncode
+                how = f"was ended by {name_of_signal(-status)}" if status < 0 else f"exited with status {status}"
+                raise _MeasurementError(f"failed: {how}: {last.strip()}")
             self._received += received
         line, _, self._received = self._received.partition(b"\n")
+        if not line.startswith(b"{"):  # printed before the process reserved stdout
+            return self.answer(deadline)
         content: dict[str, Any] = json.loads(line)
         if "failed" in content:
             raise _MeasurementError(f"failed: {content['failed']}")

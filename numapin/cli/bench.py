@@ -20,7 +20,7 @@ from numapin.bench.machine import read_machine
 from numapin.bench.model import BenchReport, summarize
 from numapin.bench.verdict import verdict_of
 from numapin.cli.early_end import EarlyEnd
-from numapin.cli.options import FilePath, Parsed, topology_from
+from numapin.cli.options import FilePath, Parsed, Seconds, topology_from
 from numapin.cli.output import ReportWriter, clear_status, require_writable, show_status
 from numapin.cli.torch_import import require_torch
 from numapin.errors import NumapinError
@@ -82,9 +82,7 @@ def _shared_options(*, timeout_s: int = 120, **quick: object) -> Callable[[F], F
         click.option(
             "--repeats", type=click.IntRange(1), default=5, help="Number of repeats, alternating between the peers."
         ),
-        click.option(
-            "--timeout", type=click.FloatRange(1), default=timeout_s, help="Time limit of one measurement in seconds."
-        ),
+        click.option("--timeout", type=Seconds(1), default=timeout_s, help="Time limit of one measurement in seconds."),
         click.option(
             "--quick",
             is_flag=True,
@@ -143,9 +141,7 @@ def bench() -> None:
 @_names_option("--peers", transfer_bench.PEERS, about="Kinds of memory")
 @_names_option("--directions", list(transfer_bench.Direction), about="To the GPU (h2d), back (d2h), or both at once")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
-@click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
-)
+@click.option("--seconds", type=Seconds(0, min_open=True), default=0.1, help="Length of a measuring window in seconds.")
 @_shared_options(seconds=0.02, sizes=transfer_bench.QUICK_SIZES)
 def transfer(
     *,
@@ -213,9 +209,7 @@ def alloc(
 @bench.command(short_help="Loops that load, copy and compute.")
 @_names_option("--cases", overlap_bench.STEPS, about="Kinds of steps")
 @_names_option("--peers", overlap_bench.PEERS, about="Ways to copy")
-@click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
-)
+@click.option("--seconds", type=Seconds(0, min_open=True), default=0.7, help="Length of a measuring window in seconds.")
 @_shared_options(seconds=0.1)
 def overlap(
     *,
@@ -243,12 +237,8 @@ def overlap(
 @bench.command(short_help="Batches per second of DataLoaders.")
 @_names_option("--cases", loader_bench.CASES, about="Kinds of batches; those with transport need no GPU")
 @_names_option("--peers", loader_bench.PEERS, about="Loaders to compare")
-@click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a measuring window in seconds."
-)
-@click.option(
-    "--warm-up", type=click.FloatRange(0), metavar="S", default=2.0, help="Warm-up before each window in seconds."
-)
+@click.option("--seconds", type=Seconds(0, min_open=True), default=3.0, help="Length of a measuring window in seconds.")
+@click.option("--warm-up", type=Seconds(0), metavar="S", default=2.0, help="Warm-up before each window in seconds.")
 @click.option("--batches", type=click.IntRange(1), default=10, help="Minimum number of batches per window.")
 @click.option("--workers", type=click.IntRange(1), help="Workers per loader (default: depends on the case).")
 @click.option(
@@ -366,7 +356,7 @@ def _measure(
     if is_about_gpus:
         remedy = "these run without a GPU: numapin bench alloc, bench loader --cases transport"
     else:
-        remedy = f"measure something else with --cases and --peers: numapin bench {benchmark.name} --help lists them"
+        remedy = f"numapin bench {benchmark.name} --help lists what else can be measured"
     raise NumapinError(f"nothing was measured: {reason}", remedy)
 
 

@@ -17,7 +17,7 @@ from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
 from numapin.cli.early_end import EarlyEnd
-from numapin.cli.options import FilePath, Parsed, topology_from
+from numapin.cli.options import FilePath, Parsed, Seconds, topology_from
 from numapin.cli.output import ReportWriter, clear_status, require_writable, show_status
 from numapin.cli.torch_import import require_torch
 from numapin.compare.variants import (
@@ -99,7 +99,7 @@ def _percent(text: str) -> float:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=10.0,
     help="Measure fewer steps if --steps steps would take longer than this. A first run decides for all runs.",
 )
@@ -107,10 +107,8 @@ def _percent(text: str) -> float:
     "--margin", type=Parsed("PERCENT", _percent), default="5%",
     help="The outcome is 'no difference' if the whole interval is within this distance of 1.",
 )  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(1), default=600.0, help="Time limit of one run in seconds.")
-@click.option(
-    "--grace", type=click.FloatRange(0), default=15.0, help="Seconds from SIGTERM to SIGKILL when a run is stopped."
-)
+@click.option("--timeout", type=Seconds(1), default=600.0, help="Time limit of one run in seconds.")
+@click.option("--grace", type=Seconds(0), default=15.0, help="Seconds from SIGTERM to SIGKILL when a run is stopped.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file.")
 @click.option("--logs", type=FilePath(), metavar="DIR", help="Keep the output of every run in this folder.")
@@ -157,8 +155,11 @@ def compare(
         raise UsageError(
             "--a and --b must be given together", "numapin compare --a 'python old.py' --b 'python new.py'"
         )
-    if a is not None and command:
-        raise UsageError(f"--a and --b are complete commands; {command[0]} belongs to neither", _HELP)
+    if a is not None:
+        options = {"--variants": variants, "--variant": own, "--nproc-per-node": nproc_per_node, "--module": module}
+        unused = [*(option for option, value in options.items() if value), *command]
+        if unused:
+            raise UsageError(f"--a and --b are complete commands; {unused[0]} belongs to neither", _HELP)
     if a is None and not command:
         raise UsageError("there is no script to run", _HELP)
     if a is None:
@@ -169,17 +170,17 @@ def compare(
         require_torch("numapin compare with a script")
     require_writable(output, option="--output")
 
-    # numapin's plan gives the number of ranks; some machines have no plan.
-    from numapin.plan.make import default_num_ranks, make_plan  # --help needs neither
-    from numapin.rank import hook_env
+    from numapin.rank import hook_env  # --help needs neither this nor the plan
 
-    topology = topology_from(gpu_nodes=None)
-    plan: Plan | None = None
-    with suppress(PlanError):
-        plan = make_plan(topology, Request(num_ranks=nproc_per_node or default_num_ranks(topology)))
     if a is not None and b is not None:
         compared = [own_command(a, option="--a"), own_command(b, option="--b")]
-    else:
+    else:  # numapin's plan gives the number of ranks; some machines have no plan
+        from numapin.plan.make import default_num_ranks, make_plan
+
+        topology = topology_from(gpu_nodes=None)
+        plan: Plan | None = None
+        with suppress(PlanError):
+            plan = make_plan(topology, Request(num_ranks=nproc_per_node or default_num_ranks(topology)))
         script = Script(
             words=command,
             is_module=module,
@@ -219,6 +220,7 @@ def compare(
                 "margin": margin,
                 "timeout": timeout,
             },
+            num_host_cpus=os.cpu_count(),
             margin=margin,
             is_complete=is_complete,
         )

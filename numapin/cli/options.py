@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -67,6 +68,17 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
         listed, comma, typed = incomplete.rpartition(",") if self._many else ("", "", incomplete)
         offered = [word for word in self._words if word.startswith(typed) and word not in listed.split(",")]
         return [CompletionItem(f"{listed}{comma}{word}") for word in offered]
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds within a range; a range of click's also takes "nan", and "inf" if it has no upper bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - as in click
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return number
 
 
 class FilePath(click.Path):

@@ -15,13 +15,14 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.files import make_own, opened, unwritten, write_text_to
-from numapin.base.formats import running
+from numapin.base.formats import quote, running
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
@@ -133,18 +134,19 @@ def _separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 @click.command(params=[_OUTPUT, _JSON])
-@click.option("--read", "first", type=FilePath(), required=True)
+@click.option("--read", type=FilePath(), required=True, multiple=True)
 @click.argument("others", nargs=-1, type=FilePath())
-def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
+def _read_command(read: tuple[Path, ...], others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
     """Read Chrome traces, one per rank, or the output folders of earlier runs."""
-    paths = (first, *others)
+    paths = (*read, *others)
     if output is not None:
         for path in paths:
             if os.path.realpath(path) == os.path.realpath(output / _REPORT):
                 raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
     report = read_report(paths)
     if output is not None:
-        _write(report, output)
+        _write(report, output, remedy="choose another with --output DIR")
+        say(f"report: {output / _REPORT}")
     _show(report, as_json=as_json)
 
 
@@ -188,6 +190,8 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
     if options.as_json and sys.stdout is None:
         raise UsageError("--json: stdout cannot be written", "see report.json in --output DIR")
     outer = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    if options.output is None and not subfolder and outer.exists():  # of a run that began in the same second
+        outer = outer.with_name(f"{outer.name}-{os.getpid()}")
     folder = outer / (subfolder or "")
     settings = StepSettings(folder=str(folder), steps=options.steps, skip=options.skip)
     new_folders = _make_folders(outer, folder, settings)
@@ -280,10 +284,14 @@ class _Reporter:
     def show(self) -> None:
         """Read the ranks' traces and records; write and show the report."""
         num_traces = self.num_traces
-        report = read_report((self.folder,), self.settings)
-        _write(report, self.folder)
-        _show(report, as_json=self.as_json)
+        _show(self._written(), as_json=self.as_json)
         self.num_reported = num_traces
+
+    def _written(self) -> TraceReport:
+        report = read_report((self.folder,), self.settings)
+        _write(report, self.folder, remedy=f"see the tables with: numapin trace --read {quote(str(self.folder))}")
+        say(f"report and Chrome traces: {self.folder}")
+        return report
 
     def finish(self) -> None:
         """Report what was recorded since; JSON is printed once in any case."""
@@ -291,7 +299,7 @@ class _Reporter:
         if self.num_reported == self.num_traces:
             return
         if self.num_reported is not None and self.as_json:
-            _write(read_report((self.folder,), self.settings), self.folder)
+            self._written()
         else:
             self.show()
 
@@ -302,32 +310,33 @@ class _Reporter:
 def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> list[str]:
     """Make the folder, which only this user may enter; return the folders that are new, outer ones first.
 
-    Raises UsageError if it holds traces of an earlier run, and NumapinError if it, its parent or its contents belong to
+    Raises UsageError if another run uses it or has left traces there, and NumapinError if it or its parent belongs to
     another user.
     """
     new = []
     try:
-        for path in (str(outer), str(folder), settings.loads):
+        for path in (str(outer), str(folder)):
             if not os.path.lexists(path):
                 new.append(path)
             make_own(path)
-        old = next(folder.glob("rank-*"), None)
+        old = next(chain(folder.glob("rank-*"), folder.glob(Path(settings.loads).name)), None)
+        if old is None:
+            Path(settings.loads).mkdir(mode=0o700)  # fails if another run has made it just now
     except OSError as error:
         raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
     if old is not None:
-        raise UsageError(f"--output {folder} holds {old.name} of an earlier run", "choose another folder")
-    return new
+        raise UsageError(f"--output {folder} holds {old.name} of another run", "choose another folder")
+    return [*new, settings.loads]
 
 
-def _write(report: TraceReport, folder: Path) -> None:
+def _write(report: TraceReport, folder: Path, *, remedy: str) -> None:
     """Write the report. Raises NumapinError, also if the folder belongs to another user."""
     try:
         make_own(str(folder.absolute()))
     except OSError as error:
         raise unwritten(str(folder), error, "choose another with --output DIR") from None
     text = json_text(report.to_json()).encode(errors="replace").decode()
-    write_text_to(str(folder / _REPORT), text, remedy=f"see the tables with: numapin trace --read {folder}")
-    say(f"report and Chrome traces: {folder}")
+    write_text_to(str(folder / _REPORT), text, remedy=remedy)
 
 
 def _show(report: TraceReport, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.redact import HIDDEN, is_secret, without_secrets
 from numapin.base.stats import CONFIDENCE, FEWEST_FOR_VERDICT, MOST_ROUNDS, Faster, Verdict, faster
-from numapin.base.text import without_none
+from numapin.base.text import counted, without_none
 from numapin.bench.model import Spread
 from numapin.compare.variants import KNOWN, THREADS
 from numapin.steps.record import MOST_STEPS
@@ -234,8 +234,8 @@ class VariantResult:
 def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
     """Return the results of a variant, whose own texts are shown without secrets; its ratios are not there yet."""
     own = [run for run in runs if run.variant == variant.name]
-    counted = [run for run in own if run.round is not None and STEP in run.result.figures]
-    results = [run.result for run in counted]
+    kept = [run for run in own if run.round is not None and STEP in run.result.figures]
+    results = [run.result for run in kept]
     names = dict.fromkeys(name for result in results for name in result.figures)
     (shown_name,) = without_secrets([variant.name])
     return VariantResult(
@@ -245,7 +245,7 @@ def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
             name: HIDDEN if is_secret(name) else without_secrets([value])[0]
             for name, value in variant.variables.items()
         },
-        num_runs=len(counted),
+        num_runs=len(kept),
         num_ranks=results[0].num_ranks if results else None,
         step_unit=results[0].unit if results else None,
         num_ahead=max((result.num_ahead for result in results), default=None),
@@ -265,7 +265,7 @@ def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
                 num_skipped=run.result.num_skipped,
                 steps_s=run.result.steps_s,
             )
-            for run in counted
+            for run in kept
         ),
     )
 
@@ -297,10 +297,8 @@ class CompareReport:
 
     @property
     def steps_in_words(self) -> str:
-        """The number of runs and steps measured, as in "8 runs of each variant, in turn; each measured 100 steps …"."""
+        """What was measured, at least one run: "8 runs of each variant, in turn; each measured 100 steps …"."""
         runs = [run for variant in self.measured for run in variant.runs]
-        if not runs:
-            return "no steps were measured"
         repeats = [variant.num_runs for variant in self.measured]
         are = "run" if max(repeats) == 1 else "runs"
         skip, skipped = self.settings.get("skip"), [run.num_skipped for run in runs]
@@ -330,10 +328,11 @@ def make_report(
     date: str,
     machine: Mapping[str, object],
     settings: Mapping[str, object],
+    num_host_cpus: int | None,
     margin: float,
     is_complete: bool,
 ) -> CompareReport:
-    """Return the report on the runs until now."""
+    """Return the report on the runs until now. Other programs may use all `num_host_cpus`, not only our CPUs."""
     made = tuple(runs)
     results = [result_of(variant, made) for variant in variants]
     baseline = next((result for result in results if result.num_runs), None)
@@ -341,7 +340,7 @@ def make_report(
 
     def ratio_to(base: VariantResult | None, own: VariantResult) -> StepRatio | None:
         """Compare two variants; None if they are the same one, or count different things as steps."""
-        if base is None or base.name == own.name or base.step_unit != own.step_unit:
+        if base is None or base is own or base.step_unit != own.step_unit:
             return None
         return compare_arms(base.arm, own.arm, against=base.name, margin=margin)
 
@@ -350,10 +349,8 @@ def make_report(
         is_numapins = KNOWN.get(result.name, "").startswith("numapin")
         to_threads = ratio_to(threads, result) if is_numapins else None
         compared.append(replace(result, ratio=ratio_to(baseline, result), ratio_to_threads=to_threads))
-    name, num_cpus = baseline.name if baseline else None, machine.get("num_cpus")
-    notes = _notes_on(
-        compared, baseline=name, num_cpus=num_cpus if isinstance(num_cpus, int) else None, settings=settings
-    )
+    name = baseline.name if baseline else None
+    notes = _notes_on(compared, baseline=name, num_host_cpus=num_host_cpus, settings=settings)
     return CompareReport(
         command=tuple(command),
         host=host,
@@ -368,7 +365,7 @@ def make_report(
 
 
 def _notes_on(
-    results: Sequence[VariantResult], *, baseline: str | None, num_cpus: int | None, settings: Mapping[str, object]
+    results: Sequence[VariantResult], *, baseline: str | None, num_host_cpus: int | None, settings: Mapping[str, object]
 ) -> Iterator[str]:
     """Yield the notes on these results, the first of which was to be the baseline."""
     measured = [result for result in results if result.num_runs]
@@ -413,8 +410,9 @@ def _notes_on(
             )
 
     shares = [result.figures["other_cpus"].median for result in measured if "other_cpus" in result.figures]
-    if shares and num_cpus and max(shares) > _BUSY * num_cpus:
-        yield f"other programs used up to {max(shares):.1f} of {num_cpus} CPUs during the measured steps"
+    if shares and num_host_cpus and max(shares) > _BUSY * num_host_cpus:
+        all_cpus = counted(num_host_cpus, "CPU")
+        yield f"other programs used up to {max(shares):.1f} of {all_cpus} during the measured steps"
 
     # All runs measured few steps in little time, because the steps of the first run took longer.
     steps, seconds = settings.get("steps"), settings.get("seconds")
@@ -432,12 +430,10 @@ def _notes_on(
 
 def verdict_lines(result: VariantResult) -> list[str]:
     """Return the outcome for one variant in words: against the baseline, and at equal numbers of threads."""
-    if result.ratio is None:
-        return [f"{result.name}: {'nothing to compare with' if result.num_runs else 'not measured'}"]
     ratios, to_threads = [result.ratio], result.ratio_to_threads
-    if to_threads is not None and to_threads.against != result.ratio.against:
+    if result.ratio is not None and to_threads is not None and to_threads.against != result.ratio.against:
         ratios.append(to_threads)
-    return [_verdict_line(result.name, ratio) for ratio in ratios]
+    return [_verdict_line(result.name, ratio) for ratio in ratios if ratio is not None]
 
 
 def _verdict_line(name: str, ratio: StepRatio) -> str:

@@ -165,7 +165,9 @@ class RankFiles:
             with suppress(OSError, MachineFileError):  # a file that is still empty
                 text = path.read_text("utf-8")
                 self.found[path.name] = read_record(RankSteps, text, source=path.name, hint="", schema=SCHEMA)
-        if self.done_s is None and any(rank.phase is Phase.DONE for rank in self.found.values()):
+        if not any(rank.phase is Phase.DONE for rank in self.ranks):  # none yet, or none since a restart
+            self.done_s = None
+        elif self.done_s is None:
             self.done_s = now_s
         return self.found != before
 
@@ -181,12 +183,15 @@ class RankFiles:
         return [rank for rank in self.ranks if rank.has_steps]
 
     def is_done(self, now_s: float) -> bool:
-        """Return whether all ranks are done, or all that step. One that is measuring is waited for."""
+        """Return whether all ranks are done, or all that step. One that is measuring is waited for while it lives."""
         if self.done_s is None:
             return False
-        phases = [rank.phase for rank in self.ranks]
-        is_all = phases.count(Phase.DONE) >= max(rank.num_local_ranks or rank.num_ranks for rank in self.ranks)
-        return is_all or (Phase.MEASURING not in phases and now_s - self.done_s > _REST_WAIT_S)
+        ranks = self.ranks
+        num_done = sum(rank.phase is Phase.DONE for rank in ranks)
+        if num_done >= max(rank.num_local_ranks or rank.num_ranks for rank in ranks):
+            return True
+        is_measuring = any(rank.phase is Phase.MEASURING and proc.is_running(rank.pid) for rank in ranks)
+        return now_s - self.done_s > _REST_WAIT_S and not is_measuring
 
     def failure(self) -> str | None:
         """Return why a process could not be measured; None if none has failed."""

@@ -360,14 +360,11 @@ def without_waiting(found: Sequence[TraceFinding], *, is_slowest: bool) -> list[
 
 def _host(analysis: Analysis, uneven: Uneven | None) -> Iterator[TraceFinding]:
     """Yield the time in which nothing was loaded, copied or computed."""
-    window_us = analysis.window_us
-    if not window_us:
-        return
-    idle_us = analysis.parts_us["other"]
+    idle, idle_us = analysis.share("other"), analysis.parts_us["other"]
     explained = uneven.slow if uneven is not None and uneven.part == "other" else ()
     usual = union(step.pair for i, step in enumerate(analysis.trace.steps) if i not in explained)
     place = place_within(analysis, usual)
-    if idle_us / window_us < _IDLE or not (analysis.trace.on_gpu or place):
+    if idle < _IDLE or not (analysis.trace.on_gpu or place):
         return
     happened = "no kernel and no copy ran" if analysis.trace.on_gpu else "no operator of torch ran"
     what = "GPU idle" if analysis.trace.on_gpu else "Python between operators"
@@ -383,7 +380,7 @@ def _host(analysis: Analysis, uneven: Uneven | None) -> Iterator[TraceFinding]:
         remedy = f"make {place.own} cheaper, or call it less often{kernels if analysis.trace.on_gpu else ''}"
     yield TraceFinding(
         what=what,
-        costs=idle_us / window_us,
+        costs=idle,
         evidence=f"for {_ms_per_step(analysis, idle_us)} per step {happened}, and the loop was not waiting for data"
         + (f"; the loop's thread was mostly in {place}" if place else ""),
         remedy=remedy,
@@ -551,7 +548,7 @@ def other_programs(analyses: Sequence[Analysis]) -> str:
             all_ms = noted.traced_ms * noted.num_cpus
             # CPU time is sampled in ticks of 10 ms: over a short time, or on many CPUs, chance makes a difference.
             if noted.other_cpu_ms > max(_OTHERS * all_ms, 2 * sqrt(all_ms * _TICK_MS)):
-                found.append((noted.other_cpu_ms / noted.traced_ms, analysis))
+                found.append((min(noted.other_cpu_ms, all_ms) / noted.traced_ms, analysis))
     if not found:
         return ""
     num_busy, worst = max(found, key=itemgetter(0))

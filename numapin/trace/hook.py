@@ -24,7 +24,7 @@ from numapin.steps.meter import claim_file, find_place
 from numapin.steps.record import TRACE, StepSettings
 from numapin.system import calls
 from numapin.trace.script import Notes
-from numapin.trace.tracer import Tracer
+from numapin.trace.tracer import UNFINISHED, Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ def _begin() -> Tracer | None:
         check=lambda: _recording.pass_on(Tracer.end_if_overdue),
         notes=_notes,
     )
-    tracer.record(trace=None, num_steps=0, reason="the process was killed, or is still running")
+    tracer.record(trace=None, num_steps=0, reason=UNFINISHED)
     atexit.register(tracer.at_exit)
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
     return tracer

@@ -68,15 +68,14 @@ _NAME_ONE: Final = "name a file that torch.profiler wrote, or the output folder 
 class _Event:
     """A complete event ("ph": "X") of the trace."""
 
-    __slots__ = ("args", "kind", "name", "span", "tid")
+    __slots__ = ("args", "kind", "name", "span")
 
     def __init__(self, raw: dict[str, Any], start: float, duration: float) -> None:
         self.kind = _CATEGORIES.get(str(raw.get("cat", "")), "")
         self.name = printable(str(raw.get("name", "")))
-        self.tid: object = raw.get("tid")
         args = raw.get("args")
         self.args: dict[str, Any] = args if isinstance(args, dict) else {}
-        self.span = Span(start=start, end=start + duration, name=self.name, row=_integer(self.tid))
+        self.span = Span(start=start, end=start + duration, name=self.name, row=_integer(raw.get("tid")))
 
     def number(self, name: str) -> int | None:
         """Return an argument; None if it is not an integer."""
@@ -221,10 +220,10 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
     """Link each of the GPU's copies to the host's call and to its operator."""
     call_by_number = _linked(calls, copies, _CORRELATION)
     operator_by_number = _linked(operators, copies, _EXTERNAL_ID)
-    synchronizations: dict[object, list[Span]] = defaultdict(list)  # by thread
+    waits_in: dict[int | None, list[Span]] = defaultdict(list)  # by thread
     for event in calls:
         if "Synchronize" in event.name:
-            synchronizations[event.tid].append(event.span)
+            waits_in[event.span.row].append(event.span)
     for event in copies:
         call = call_by_number.get(event.number(_CORRELATION))
         operator = operator_by_number.get(event.number(_EXTERNAL_ID))
@@ -243,7 +242,7 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
             num_bytes=num_bytes if num_bytes is not None and num_bytes >= 0 else None,
             device=event.number("device"),
             call=call.span if call else None,
-            waits=_within(synchronizations[call.tid], call.span.end, operator.span.end) if call and operator else (),
+            waits=_within(waits_in[call.span.row], call.span.end, operator.span.end) if call and operator else (),
             operator=operator.name if operator else None,
             shapes=next((printable(str(shape)) for shape in shapes if shape), None),  # of what was copied
         )
@@ -269,8 +268,9 @@ def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]
 def read_report(paths: Sequence[Path], settings: StepSettings | None = None) -> TraceReport:
     """Return the report on these files and folders.
 
-    Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, and
-    NumapinError if a run with these settings traced nothing.
+    Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, or if the
+    traces are of several runs, or of a job that was requeued, and NumapinError if a run with these settings traced
+    nothing.
     """
     analyses: list[Analysis] = []
     notes: list[str] = []
@@ -284,6 +284,13 @@ def read_report(paths: Sequence[Path], settings: StepSettings | None = None) -> 
         notes += of_path
     if not analyses:
         raise _no_trace(notes, settings)
+    num_traces = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
+    twice = [name for name, number in num_traces.items() if number > 1]
+    if twice:
+        raise UsageError(
+            f"{', '.join(map(str, paths))}: traces of several runs: rank {min(twice)} occurs more than once",
+            "name the traces of one run, or the folders of its hosts: numapin trace --read DIR/HOST-PID …",
+        )
     return make_report(analyses, notes)
 
 
@@ -298,10 +305,7 @@ def _no_trace(notes: Sequence[str], settings: StepSettings | None) -> NumapinErr
 
 
 def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> list[Analysis]:
-    """Return the analyses of a run's ranks, from the run's folder or its hosts' subfolders; append to `notes`.
-
-    Raises UsageError if the hosts' subfolders belong to several runs, or to a job that was requeued.
-    """
+    """Return the analyses of a run's ranks, from the run's folder or its hosts' subfolders; append to `notes`."""
     analyses: list[Analysis] = []
     hosts = [] if any(path.glob("rank-*")) else sorted({trace.parent for trace in path.glob("*/rank-*")})
     for folder in hosts or [path]:
@@ -338,14 +342,6 @@ def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> li
                 analyses.append(_analyze(trace))
             except NumapinError as error:  # a broken file: its rank is left out
                 notes.append(printable(f"{trace.name.removesuffix(TRACE).replace('-', ' ', 1)}: {error.message}"))
-
-    num_traces = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
-    twice = [name for name, number in num_traces.items() if number > 1]
-    if twice:
-        raise UsageError(
-            f"{path} holds the traces of several runs: rank {min(twice)} occurs more than once",
-            f"name the folders of one run: numapin trace --read {path}/HOST-PID …",
-        )
     return analyses
 
 

@@ -35,7 +35,7 @@ _MOST_LOADERS: Final = 20
 class Notes:
     """The notes of this process so far."""
 
-    loaders: dict[int, dict[str, object]] = field(default_factory=dict)  # by id
+    loaders: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)  # by id and description
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     ends: list[tuple[int, int, int]] = field(default_factory=list)
     image_work: set[str] = field(default_factory=set)  # of the processes that made batches
@@ -43,12 +43,13 @@ class Notes:
 
     def iterated(self, loader: DataLoader[Any], iterator: object, start_ns: int, end_ns: int) -> None:
         """Note a call of `iter()` on a loader. Only starting workers takes time."""
-        if id(loader) not in self.loaders:
-            if len(self.loaders) == _MOST_LOADERS:
-                return
-            self.loaders[id(loader)] = _described(loader, iterator)
+        described = _described(loader, iterator)
+        key = (id(loader), *described.values())  # a loader may have the id of an earlier one that is gone
+        if key not in self.loaders and len(self.loaders) == _MOST_LOADERS:
+            return
+        self.loaders.setdefault(key, described)
         if loader.num_workers and len(self.epochs) < _MOST_EPOCHS:
-            self.epochs.append((list(self.loaders).index(id(loader)), start_ns, end_ns))
+            self.epochs.append((list(self.loaders).index(key), start_ns, end_ns))
 
     def ended(self, start_ns: int, end_ns: int) -> None:
         """Note a call of `next()` that ended an epoch; most of its time is the end of the workers."""
@@ -136,8 +137,8 @@ _MOST: Final = 20_000
 _DEEPEST: Final = 200  # frames
 _RUNNING: Final = 0.5  # CPU time of the thread between two samples, as a share
 _FOREIGN: Final = (
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")),
-    str(PurePath(numapin.__file__).parent),
+    *(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib")),
+    f"{PurePath(numapin.__file__).parent}/",  # scripts may be in numapin-jobs/ beside it
     "<frozen",
 )
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")  # of any environment on the path

@@ -48,6 +48,7 @@ _FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps
 _LONGEST_PAUSE_S: Final = 300.0  # then the loader hangs
 _NAMED_S: Final = 0.5
 _CHECK_EVERY_S: Final = 0.5
+UNFINISHED: Final = "the process was killed, or is still running"
 _PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
 
 _Shown: TypeAlias = tuple[int, str, int, int]  # process, row, start and end in ns since 1970
@@ -211,6 +212,7 @@ class Tracer(StepListener):
                 self._next_step()
             elif self.profiler is not None and count >= self.settings.skip:
                 self.thread = threading.get_ident()
+                self.record(trace=None, num_steps=0, reason=UNFINISHED)
                 self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
                 wait_for_gpu()
                 self.start_ns = time.time_ns()
@@ -321,9 +323,9 @@ class Tracer(StepListener):
 
     def record(self, *, trace: str | None, num_steps: int, reason: str) -> None:
         """Write what this rank has done so far."""
-        phase = Phase.DONE if self.done else Phase.STARTED
-        if self.is_cut_short:
-            phase = Phase.ENDED
+        phase = Phase.STARTED if self.thread is None else Phase.MEASURING
+        if self.done:
+            phase = Phase.ENDED if self.is_cut_short else Phase.DONE
         is_by_batch = self.step_unit is StepUnit.BATCH
         record = RankSteps(
             **self.place._asdict(),

@@ -405,7 +405,7 @@ def test_output_stays_small_and_shows_its_end_without_secrets(tmp_path: Path) ->
 
 def put(folder: Path, one: RankSteps) -> None:
     text = json.dumps({"schema": SCHEMA, **to_json(one)})
-    (folder / f"rank-{one.rank}-0.json").write_text(text)
+    (folder / f"rank-{one.rank}-{one.restart}.json").write_text(text)
 
 
 class TestRankFiles:
@@ -420,9 +420,15 @@ class TestRankFiles:
         return found
 
     def test_a_rank_that_measures_is_waited_for(self, tmp_path: Path) -> None:
-        """The job is done when all ranks are. A rank that measures may take long, one without steps half a minute."""
-        found = self.files(tmp_path, rank(0), rank(1, phase=Phase.MEASURING, step_ns=()))
+        """The job is done when all ranks are. A rank that measures may take long, one without steps half a minute.
+
+        So does one that was killed while it measured.
+        """
+        found = self.files(tmp_path, rank(0), rank(1, phase=Phase.MEASURING, step_ns=(), pid=os.getpid()))
         assert not found.is_done(1000.0)
+        put(tmp_path, rank(1, phase=Phase.MEASURING, step_ns=(), pid=1 << 30))
+        assert found.read(1000.0)
+        assert (found.is_done(29.0), found.is_done(31.0)) == (False, True)
         put(tmp_path, rank(1, phase=Phase.STARTED, step_ns=()))
         assert found.read(1000.0)
         assert not found.is_done(29.0)
@@ -430,6 +436,13 @@ class TestRankFiles:
         put(tmp_path, rank(1))
         assert found.read(32.0)
         assert found.is_done(1.0)
+
+    def test_ranks_that_are_restarted(self, tmp_path: Path) -> None:
+        """What was measured before a restart is over, so the job is not done without a measured step."""
+        found = self.files(tmp_path, rank(0), rank(1, phase=Phase.STARTED, step_ns=()))
+        put(tmp_path, rank(0, restart=1, phase=Phase.STARTED, step_ns=()))
+        found.read(1.0)
+        assert (found.measured, found.is_done(100.0)) == ([], False)
 
     def test_every_change_is_read(self, tmp_path: Path) -> None:
         """A file that is written again within the clock's resolution is read again."""

@@ -133,7 +133,7 @@ class TestTracing:
         assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
         shutil.copytree(next((tmp_path / "out").iterdir()), tmp_path / "out" / "host-of-another-run")
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
-        assert (done.status, "out holds the traces of several runs: rank " in done.err) == (2, True)
+        assert (done.status, "out: traces of several runs: rank " in done.err) == (2, True)
 
     def test_a_rank_that_is_restarted(self, tmp_path: Path) -> None:
         """A restarted rank is reported once per start, each with its own loads and name, and can be read again."""
@@ -148,6 +148,9 @@ class TestTracing:
             assert 0 < len(read_trace(json.loads((tmp_path / "out" / name).read_text()), source=name).loads) <= 12
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
         assert [(rank["source"], rank["restart"]) for rank in json.loads(done.out)["ranks"]] == lives
+        shutil.copytree(tmp_path / "out", tmp_path / "again")
+        done = numapin("trace", "--read", "out", "again", cwd=tmp_path)
+        assert (done.status, "out, again: traces of several runs: rank 0 occurs" in done.err) == (2, True)
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout has only JSON, for both ranks; the script's own output goes to stderr."""
@@ -193,6 +196,7 @@ steps(10)
 if not child: sys.exit(0)
 print('child', os.waitpid(child, 0)[1])
 """
+RECORD = "print(open('out/rank-0.json').read())\n"
 LOOP = TRAIN.format(sleep=0, workers=0)
 QUICK = LOOP.replace(END, "    {}; print(")
 ITSELF = LOOP.replace(
@@ -266,10 +270,11 @@ CASES = {
         out=("trace there", "rank 0: no optimizer step for ", " s, 3 steps traced"),  # 2 s or ten usual steps
     ),
     "a later phase has its own optimizer": Odd(
-        text=STEPS + "steps(5)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n",
+        text=STEPS + f"steps(5)\n{RECORD}optimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n",
         steps=9,
         skip=3,
         status=0,
+        out=('"phase":"measuring"',),  # so that --stop waits for the rank
         num_traced=9,
     ),
     "stderr is closed": Odd(text=f"{STEPS}sys.stderr.close(){BATCHES}", out=("trained\n",)),
@@ -312,8 +317,10 @@ def test_nothing_to_trace(tmp_path: Path) -> None:
     assert (done.status, done.out) == (1, "ran\n")
     assert "no rank took a batch from a torch DataLoader or stepped a torch optimizer" in done.err
     (tmp_path / "rank-0.json").touch()
+    (tmp_path / "busy" / ".loads").mkdir(parents=True)
     for words, said in (
-        (["--output", str(tmp_path), path], "holds rank-0.json of an earlier run"),
+        (["--output", str(tmp_path), path], "holds rank-0.json of another run"),
+        (["--output", "busy", path], "holds .loads of another run"),  # which has not stepped yet
         (["--output", "new", "--no-python", sys.executable, "-I", path], "-I ignores PYTHONPATH"),
     ):
         done = numapin(*TRACE, *words, cwd=tmp_path)
@@ -326,15 +333,18 @@ class TestReading:
     """`numapin trace --read`."""
 
     def test_a_users_trace_and_a_compressed_one(self, tmp_path: Path) -> None:
-        """A user's own traces can be read, also as .gz; --output writes the report."""
+        """A user's own traces can be read, also as .gz; --output writes the report, and no trace beside it."""
         content = loop(wait=300, compute=700).content()
         del content["numapin"]
         (tmp_path / "a.json").write_text(json.dumps(content))
         (tmp_path / "b.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
-        done = numapin("trace", "--read", "a.json", "b.json.gz", "--output", "out", "--json", cwd=tmp_path)
+        (tmp_path / "c.json").write_text(json.dumps(content))
+        paths = ("--read", "a.json", "b.json.gz", "--read", "c.json")
+        done = numapin("trace", *paths, "--output", "out", "--json", cwd=tmp_path)
         assert done.status == 0, done.err
-        assert [rank["source"] for rank in json.loads(done.out)["ranks"]] == ["a.json", "b.json.gz"]
+        assert [rank["source"] for rank in json.loads(done.out)["ranks"]] == ["a.json", "b.json.gz", "c.json"]
         assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(done.out)
+        assert done.err == "numapin: report: out/report.json\n"
 
     @pytest.mark.parametrize(
         ("name", "content", "seen"),
@@ -387,12 +397,12 @@ class TestReading:
         assert (tmp_path / "report.json").read_text() == content
 
     def test_a_report_that_cannot_be_written(self, tmp_path: Path) -> None:
-        """A folder in place of the report is an error that says how to see the tables; no other file is left."""
+        """A folder in place of the report is an error with a hint; no other file is left."""
         (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
         (tmp_path / "out" / "report.json" / "full").mkdir(parents=True)
         done = numapin("trace", "--read", "a.json", "--output", "out", cwd=tmp_path)
         assert (done.status, "out/report.json cannot be written" in done.err) == (1, True), done.err
-        assert "numapin trace --read" in done.err
+        assert "choose another with --output DIR" in done.err
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.json"]
 
     def test_stdout_that_cannot_be_written(self, tmp_path: Path) -> None:

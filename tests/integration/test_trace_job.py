@@ -123,6 +123,16 @@ def test_a_command_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.rglob("*")] == ["out"]
 
 
+def test_runs_that_begin_in_the_same_second(tmp_path: Path) -> None:
+    """Each has a folder of its own, so that none reports what another one traced."""
+    path = script(tmp_path, TRAINS + "train(4)\n")
+    (tmp_path / "DATE").mkdir()
+    line = changed("trace.time.strftime = lambda _: 'DATE'", *STEPS[:4], *RUN, path)
+    done = call(*line, cwd=tmp_path)
+    assert done.status == 0, done.err
+    assert [found.parent.name[:5] for found in tmp_path.glob("*/report.json")] == ["DATE-"]
+
+
 def test_json_without_stderr(tmp_path: Path) -> None:
     """If stderr is closed, the script's own output is dropped, and stdout has the report."""
     path = script(tmp_path, TRAINS + 'train(10); print("trained")\n')

@@ -30,7 +30,7 @@ BENCHMARKS = {
     "overlap, no GPU": overlap.overlap_benchmark(steps=("between",), peers=("pinned",), seconds=1, no_gpu="none"),
     "loader, four GPUs, one used": loader.loader_benchmark(**LOADING, num_gpus=4, no_gpu=None),
     "loader, four GPUs at once": loader.loader_benchmark(
-        **LOADING, cases=("38MB",), peers=("torch",), all_gpus=True, num_gpus=4, no_gpu=None
+        **LOADING, cases=("38MB", "transport"), peers=("torch",), all_gpus=True, num_gpus=4, no_gpu=None
     ),
     "loader, three workers each": loader.loader_benchmark(
         **LOADING, cases=("38MB",), peers=("torch",), num_workers=3, prefetch=5, all_gpus=True, num_gpus=2, no_gpu=None

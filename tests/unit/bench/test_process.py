@@ -49,6 +49,7 @@ def measure(spec, harness):
     harness.report({"rate": spec.get("rate", 1.0), "wait": 2.0}, details=details, idle=lambda: time.sleep(0.001))
 
 if __name__ == "__main__":
+    print("noise before the start", flush=True)
     serve(measure)
 """
 
@@ -92,7 +93,7 @@ def pids(found: list[Run]) -> list[object]:
     return [detail["pid"] for run in found for detail in run.details]
 
 
-FAILURES = {"raise": "failed: ValueError: no such thing", "die": "failed: exited with status -9: last words"}
+FAILURES = {"raise": "failed: ValueError: no such thing", "die": "failed: was ended by SIGKILL: last words"}
 
 
 def test_peers_take_turns_and_leave_nothing() -> None:
@@ -173,6 +174,9 @@ def test_process_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 
 ONE_GPU = """
+import atexit
+print("imported")
+atexit.register(print, "bye")
 class version: cuda = "13.0"
 class cuda:
     device_count = lambda: 1
@@ -195,7 +199,10 @@ NONE: dict[str, object] = {"cuda": None, "gpus": [], "no_gpu": "torch is built w
 def test_only_a_torch_for_gpus_is_imported(
     tmp_path: Path, version: str | None, torch: str, seen: dict[str, object]
 ) -> None:
-    """Torch is not imported if its version file names neither CUDA nor ROCm; otherwise it is asked for its GPUs."""
+    """Torch is not imported if its version file names neither CUDA nor ROCm; otherwise it is asked for its GPUs.
+
+    What else is printed is not taken for the answer.
+    """
     folder = tmp_path / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text(torch)

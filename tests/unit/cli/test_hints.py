@@ -82,7 +82,7 @@ def test_an_empty_folder_beside_a_trace(tmp_path: Path) -> None:
     """Each path that the user names must have a trace: a figure for fewer than were named would mislead."""
     empty, file = tmp_path / "empty", tmp_path / "ok.json"
     empty.mkdir()
-    file.write_text(json.dumps(loop(compute=100).content()))
+    file.write_text(json.dumps(loop(compute=100).content(rank=None)))
     assert read_report((file,)).notes == read_report((file, file)).notes
     with pytest.raises(UsageError, match="empty"):
         read_report((file, empty))

@@ -44,6 +44,7 @@ def report_on(runs: Sequence[ComparedRun], variants: Sequence[Variant] = ()) -> 
         date="2026-11-22T12:00:00Z",
         machine=MACHINE,
         settings=SETTINGS,
+        num_host_cpus=64,
         margin=0.05,
         is_complete=True,
     )

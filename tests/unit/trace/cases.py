@@ -223,6 +223,9 @@ OF_SLOW_STEPS: Final[dict[str, Made]] = {
 }
 OF_OTHER_PROGRAMS: Final[dict[str, Ranks]] = {
     "other programs are noted": [loop(compute=1000).noting(other_cpu_ms=5000, **BUSY)],
+    "no more CPUs than there are, although ticks are coarse": [
+        loop(compute=1000).noting(other_cpu_ms=230, num_cpus=2, traced_ms=100)
+    ],
     "a little of other programs is not": [loop(compute=1000).noting(other_cpu_ms=600, **BUSY)],
     "nor what may be chance": [loop(compute=1000).noting(other_cpu_ms=50, num_cpus=2, traced_ms=100)],
     "nor what is unknown": [loop(compute=1000).noting(other_cpu_ms=None, **BUSY)],

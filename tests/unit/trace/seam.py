@@ -6,7 +6,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.steps import meter
 from numapin.steps.record import StepSettings
 from numapin.system import proc
-from numapin.trace import hook, tracer
+from numapin.trace import hook, script, tracer
 from numapin.trace.analysis import Lengths, analyze, common, length, union, without
 from numapin.trace.reading import read_trace
 from numapin.trace.records import read_noted

@@ -19,7 +19,7 @@ from unittest.mock import ANY, Mock
 import pytest
 import torch
 
-from tests.unit.trace.seam import CpuSet, CpuUse, StepSettings, hook, meter, proc
+from tests.unit.trace.seam import CpuSet, CpuUse, StepSettings, hook, meter, proc, script
 from tests.unit.trace.seam import tracer as tracing
 
 
@@ -48,17 +48,33 @@ def test_a_loader_with_workers(tracer: tracing.Tracer, num_workers: int) -> None
 
 
 def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:
-    """The notes have each loader once, and the starts of the epochs of those with workers."""
+    """The notes have each loader once, and the starts of the epochs of those with workers.
+
+    A loader that has the id of one that is gone is another one.
+    """
     monkeypatch.setattr(hook, "_notes", tracer.notes)
     iterate = hook._noting_epochs(lambda _: object())
     with_workers, without = (SimpleNamespace(num_workers=number) for number in (2, 0))
     for loader in (with_workers, without, with_workers):
         iterate(cast("Any", loader))
+    without.num_workers = 4
+    iterate(cast("Any", without))
     noted = tracer.notes.to_json(cpu_use=CpuUse.read(CpuSet(os.sched_getaffinity(0))))
     described = {"is_numapin": False, "is_persistent": False, "delivers_on_gpu": False, "num_batches": None}
-    assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0)]
-    assert [number for number, _, _ in tracer.notes.epochs] == [0, 0]
+    assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0, 4)]
+    assert [number for number, _, _ in tracer.notes.epochs] == [0, 0, 2]
     assert noted["other_cpu_ms"] == ANY
+
+
+def test_the_scripts_own_code() -> None:
+    """A function is the script's own in any folder but those of numapin, packages and the standard library."""
+    package = str(Path(hook.__file__).parents[1])
+    found = {}
+    for folder in (f"{package}-jobs", package, "/v/site-packages/torch", str(Path(os.__file__).parent)):
+        frames: dict[str, Any] = {}
+        exec(compile("def f(): return sys._getframe()", f"{folder}/x.py", "exec"), {"sys": sys}, frames)  # noqa: S102
+        found[folder] = script._place(frames["f"]())[0]
+    assert [place == "f (x.py:1)" for place in found.values()] == [True, False, False, False]
 
 
 def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:

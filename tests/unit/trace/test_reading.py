@@ -72,6 +72,7 @@ def broken() -> dict[str, Any]:
     made = loop(copy=100, compute=100)
     made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes="many", device=True, stream=[])
     made.events[-1]["tid"] = {"not": "a number"}
+    made.event("cuda_runtime", SYNC, 5, 10, tid=["not", "a number"])
     made.copy(9, 10, num_bytes=-5)
     content = made.content(rank="none", loads=[[1], "x", None])
     content["traceEvents"] += [None, [], {"ph": "X"}, {"ph": "X", "ts": 1, "dur": None}]
