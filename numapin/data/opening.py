@@ -18,7 +18,7 @@ from numapin.data.casting import rebuild
 from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
 from numapin.data.quarantine import capture_lock, is_capturing
-from numapin.data.slots import align
+from numapin.data.slots import ALIGNMENT, align
 from numapin.data.torch_names import ExceptionWrapper
 from numapin.system import memory
 
@@ -163,15 +163,20 @@ class _Copy:
 
 
 def small_runs(head: Head) -> tuple[tuple[int, int], ...]:
-    """Return the (start, end) of a batch's small tensors, in bytes, neighbors joined; none for small batches."""
+    """Return the (start, end) of a batch's small tensors, in bytes, neighbors joined; none for small batches.
+
+    Each begins at a multiple of ALIGNMENT, even if an array does not: the tensors after it must stay aligned.
+    """
     num_bytes = head.slot_bytes
     if num_bytes < 2 << 20:
         return ()
     runs: list[tuple[int, int]] = []
     for start, size in sorted(head.storages):
         if is_small(size, num_bytes):
-            first, last = runs.pop() if runs and start <= runs[-1][1] else (start, start)
-            runs.append((first, max(last, min(start + align(size), num_bytes))))
+            first, last = start - start % ALIGNMENT, min(align(start + size), num_bytes)
+            if runs and first <= runs[-1][1]:
+                first, last = runs[-1][0], max(runs.pop()[1], last)
+            runs.append((first, last))
     return tuple(runs)
 
 
