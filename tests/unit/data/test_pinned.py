@@ -6,7 +6,6 @@ import gc
 import mmap
 import os
 import random
-import sys
 import threading
 import time
 import weakref
@@ -14,7 +13,7 @@ from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, MappingProxyType, SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,9 +24,20 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
 from numapin import pinned
 from numapin.errors import MachineError, NumapinError, UsageError
 from tests.contract.datasets import Raise
-from tests.data.loopback import ANYWHERE, in_forked_child
+from tests.data.loopback import ANYWHERE, in_forked_child, interrupted
 from tests.needs import TORCH_VERSION
-from tests.unit.data.seam import PINNED, CpuSet, Driver, LockRoom, Placement, Reclaimer, cuda, pinning, reclaimer
+from tests.unit.data.seam import (
+    PINNED,
+    CpuSet,
+    CudaRefused,
+    Driver,
+    LockRoom,
+    Placement,
+    Reclaimer,
+    cuda,
+    pinning,
+    reclaimer,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -296,21 +306,11 @@ class TestReuse:
         """Wherever it comes while a block is looked for, the block waits for reuse again, and no lock stays locked."""
         release_unused = ours().release_unused
         freed(PAGE)
-        num_passed, left = 0, 0
-
-        def interrupt(frame: FrameType, event: str, _argument: object) -> None:
-            nonlocal left
-            left -= event in ("call", "c_return") and frame.f_code.co_filename == pinning.__file__
-            if left < 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-        tensor = None
+        tensor, num_passed = None, 0
         while tensor is None:
-            left = num_passed
             try:
-                sys.setprofile(interrupt)
-                tensor = pinned.empty(PAGE, torch.uint8)
+                with interrupted(num_passed, pinning.__file__):
+                    tensor = pinned.empty(PAGE, torch.uint8)
             except KeyboardInterrupt:
                 num_passed += 1
                 other = threading.Thread(target=release_unused, daemon=True)
@@ -318,10 +318,27 @@ class TestReuse:
                 other.join(60)
                 assert not other.is_alive()
                 become_idle(PAGE)
-            finally:
-                sys.setprofile(None)
         assert num_passed > 3
         assert gpu.registered_bytes() == PAGE
+
+    def test_what_the_driver_does_not_release(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It stays pinned and counted, and `trim` does not claim its bytes."""
+        before = PINNED.total
+        freed(PAGE)
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda.driver(), "unregister", Raise(CudaRefused, ("it failed",)))
+            assert pinned.trim() == 0
+        assert (gpu.registered_bytes(), PINNED.total) == (PAGE, before + PAGE)
+
+    def test_where_no_thread_can_be_started(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is freed waits for the next request, or for `trim`."""
+        monkeypatch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
+        alone = pinning.Reclaimer(cast("Driver", cuda.driver()))
+        monkeypatch.setattr(pinned, "reclaimer", lambda _driver: alone)
+        for _ in range(2):
+            pinned.empty(PAGE, torch.uint8)
+            assert gpu.registered_bytes() == PAGE
+        assert (pinned.trim(), gpu.registered_bytes()) == (PAGE, 0)
 
     def test_ctrl_c_while_it_is_released(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """What the driver has released already does not keep the others."""
@@ -630,8 +647,9 @@ def test_the_budget_reports_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> N
     limit_bytes = pinned.budget(num_ranks=1).limit_bytes  # of this machine
     assert limit_bytes is not None
     assert 0 < limit_bytes < os.sysconf("SC_PHYS_PAGES") * PAGE
-    with pytest.raises(UsageError, match="node 1000 does not exist"):
-        pinned.budget(node=1000)
+    for wrong, problem in (({"node": 1000}, "node 1000 does not exist"), ({"num_ranks": 0}, "at least one rank")):
+        with pytest.raises(UsageError, match=problem):
+            pinned.budget(**wrong)
     PINNED.add(4096)
     assert pinned.budget().pinned_bytes == PINNED.total
     PINNED.remove(4096)
