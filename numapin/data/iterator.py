@@ -111,7 +111,6 @@ class LaneIterator(_TorchsIterator):
         self._last_s, self._num_failed = None, 0
         self._path.publish()  # of an epoch that was left early
         super()._reset(loader, *arguments, **options)
-        self._lane.opener.restart()
         if self._transform is not None:
             self._transform.restart()
 

@@ -120,7 +120,7 @@ def pickled(message: object) -> bytes:
 class Parcel:
     """A batch that has arrived in the rank and is not opened yet."""
 
-    __slots__ = ("begun", "body", "head", "slot", "view")
+    __slots__ = ("__weakref__", "begun", "body", "head", "slot", "view")
 
     def __init__(self, head: Head, body: bytes, view: memoryview = NO_MEMORY, slot: Slot | None = None) -> None:
         """Take a long pickle from the batch's memory, of which it is the end; `view` is of `slot`, if there is one."""

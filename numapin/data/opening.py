@@ -11,6 +11,7 @@ from functools import partial
 from operator import methodcaller
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 import torch
 
@@ -50,10 +51,10 @@ class Copier:
     def arrived(self, parcel: Parcel) -> None:
         """Do nothing."""
 
-    def restart(self) -> None:
+    def poll(self) -> None:
         """Do nothing."""
 
-    poll = drain = restart
+    drain = poll
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
@@ -201,7 +202,7 @@ class Mover:
         self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lost: list[memoryview] = []  # slots of copies that began and whose end cannot be known
-        self._num_ahead = 0
+        self._ahead: set[ref[Parcel]] = set()  # whose copies were begun before they are due
         self._num_copies = 0
 
     @property
@@ -214,18 +215,18 @@ class Mover:
         if parcel.slot is not None:
             parcel.slot.is_private = True
         is_pinned = parcel.slot is None or parcel.slot.is_settled  # else it is being pinned, and the loop goes on
-        if parcel.view and is_pinned and self._num_ahead < _AHEAD:
+        if parcel.view and is_pinned and len(self._ahead) < _AHEAD:
             try:
                 parcel.begun = self._start(parcel)
             except torch.OutOfMemoryError:  # tried again when it is due; then the loop gets the error
                 return
-            self._num_ahead += 1
+            self._ahead.add(ref(parcel, self._ahead.discard))  # an epoch that is left early drops its parcels
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch on the device, for use by the current stream; never blocks the host."""
         copy: _Copy | None = parcel.begun
         if copy is not None:
-            self._num_ahead -= 1
+            self._ahead.discard(ref(parcel))
         elif parcel.view:
             copy = self._start(parcel)
         handle = _get_handle(self.device.index)
@@ -304,10 +305,6 @@ class Mover:
             event = self._driver.record(self.device.index, stream=_get_handle(self.device.index))
             self._driver.let_wait(self._handle, event)
         self._driver.recycle(event)
-
-    def restart(self) -> None:
-        """Forget the copies that were started ahead: their parcels are never opened."""
-        self._num_ahead = 0
 
     def drain(self) -> None:
         """Release all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""

@@ -289,6 +289,26 @@ def test_a_consumer_waits_for_each_late_copy(filled: Any, fake_cuda: FakeCuda) -
     assert fake_cuda.get("waited") >= NUM_FILLED - opening._AHEAD
 
 
+def test_an_inner_loop_over_the_same_loader(fake_cuda: FakeCuda) -> None:
+    """No more batches of the outer loop are copied ahead than before: each takes memory on the device."""
+    dataset, counts = Filled(NUM_FILLED * BATCH, 1 << 14), list[int]()
+    with loading(fake_cuda, dataset, BATCH, prefetch_factor=4) as loader:
+        outer = iter(loader)
+        waiting = outer._lane.results._results
+
+        def are_many() -> bool:
+            outer._lane.results.look_ahead()
+            return len(waiting) >= 4
+
+        for _ in range(4):
+            for _ in range(5):
+                assert wait_until(are_many, limit_s=WAIT_S)
+                next(outer)
+            counts.append(sum(parcel.begun is not None for _number, parcel in waiting))
+            assert wrong_ones(list(loader), 0) == []
+    assert max(counts) <= opening._AHEAD, counts
+
+
 def test_any_thread_may_load(filled: Any) -> None:
     """A new thread has no current context."""
     with ThreadPoolExecutor(1) as pool:
