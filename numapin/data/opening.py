@@ -65,25 +65,20 @@ class Copier:
         if lends and parcel.head.body_room is not None:  # a pickle that is longer than the tensors: they would keep it
             lends = len(view) >= len(parcel.body)
 
-        def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
-            found = torch.frombuffer(view, dtype=torch.uint8, count=size, offset=start)
-            if not lends or is_small(size, len(view)):
-                found = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pins).copy_(found)
-            return found.untyped_storage(), 0
-
         def plain_at(start: int, size: int) -> memoryview:
             return view[start : start + size] if lends and not is_small(size, len(view)) else copied(view, start, size)
 
         def whole_at(start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
             is_copied = not lends or is_small(num_bytes, len(view))
-            if is_copied and dtype not in _USUAL:
-                found = torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=start)
-            else:
-                found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
+            kind = torch.uint8 if is_copied and dtype not in _USUAL else dtype
+            found = torch.frombuffer(view, dtype=kind, count=num_bytes // kind.itemsize, offset=start)
             if is_copied:
                 found = torch.empty_like(found, pin_memory=True).copy_(found) if self._pins else found.clone()
-            found = found if found.dtype is dtype else found.view(dtype)
+            found = found if kind is dtype else found.view(dtype)
             return found if len(size) == 1 else found.resize_(size)
+
+        def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
+            return whole_at(start, size, torch.uint8, (size,)).untyped_storage(), 0
 
         return unpack(parcel, storage_at, plain_at, whole_at=whole_at)
 

@@ -96,13 +96,6 @@ class TestEmpty:
         assert is_wrong or caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
         assert is_wrong == ("allocated" not in problem)
 
-    def test_a_shortfall_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is a warning at the line of the user's call."""
-        monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages=None, shortfalls=("unverified",)))
-        with pytest.warns(RuntimeWarning, match=r"numapin\.pinned: unverified") as caught:
-            pinned.empty(1)
-        assert caught[0].filename == __file__
-
 
 @pytest.fixture
 def all_returned(gpu: FakeCuda) -> Iterator[None]:
@@ -243,11 +236,15 @@ class TestReuse:
         kept.clear()
 
     def test_memory_elsewhere_is_not_reused(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Memory that the kernel put on another node is released, so that new memory may get the right node."""
+        """Memory that the kernel put on another node is released, so that new memory may get the right node.
+
+        The warning is at the line of the user's call.
+        """
         monkeypatch.setattr(pinned, "_home", lambda *_: replace(ANYWHERE, nodes=CpuSet({0}), num_machine_nodes=2))
         monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages={0: 1, 1: 1}, shortfalls=("half",)))
-        with pytest.warns(RuntimeWarning, match="half"):
+        with pytest.warns(RuntimeWarning, match=r"numapin\.pinned: half") as caught:
             pinned.empty(2 * PAGE, torch.uint8)
+        assert caught[0].filename == __file__
         assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=60)
 
     def test_nodes_are_kept_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
