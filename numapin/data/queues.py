@@ -80,7 +80,8 @@ class Channel:
         if self._late is not None and self._late.frames:  # later ones must queue up behind these
             self._late.add(frames)
             return
-        fd, sent = self._writer.fileno(), list[int]()
+        fd = self._writer.fileno()
+        sent: list[int] = []
         try:
             sent.extend(map(os.write, repeat(fd), frames))  # in C: Ctrl-C must not come between two frames
         except BrokenPipeError:
