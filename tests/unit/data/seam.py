@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record
-from numapin.data import opening, packing, path, pinning, pool, queues
+from numapin.data import message, opening, packing, path, pinning, pool, queues
 from numapin.data import usage as usage_log
 from numapin.data.balance import Balance
 from numapin.data.budget import LockRoom
