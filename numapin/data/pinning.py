@@ -319,7 +319,9 @@ class Settling:
         except Exception as error:  # noqa: BLE001 - also a defect: the other slots must be settled all the same
             self._can_pin = False
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
-            spec.report(f"batches are not pinned from now on: {reason}")
+            pins = spec.driver is not None
+            effect = "batches are not pinned from now on" if pins else "the node of a batch's memory is unknown"
+            spec.report(f"{effect}: {reason}")
         finally:
             slot.is_settled = True
             if slot.is_let_go:  # nothing else would unpin it any more
