@@ -377,7 +377,7 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
         The limit with its reason, and the bytes that are pinned now.
 
     Raises:
-        UsageError: The node does not exist.
+        UsageError: The node does not exist, or `num_ranks` is less than 1.
 
     Example:
         ```python
@@ -388,6 +388,8 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
     """
     import torch
 
+    if num_ranks is not None and num_ranks < 1:
+        raise UsageError(f"num_ranks={num_ranks}: a host has at least one rank", "pass the number of ranks, or None")
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # no CUDA context for a query
     is_live = root == _LIVE
     home = _home(node, device) if is_live else find_locality(environ={}, node=node, device_index=device, root=root)

@@ -111,7 +111,6 @@ class LaneIterator(_TorchsIterator):
         self._last_s, self._num_failed = None, 0
         self._path.publish()  # of an epoch that was left early
         super()._reset(loader, *arguments, **options)
-        self._lane.opener.restart()
         if self._transform is not None:
             self._transform.restart()
 
@@ -287,7 +286,7 @@ def _end_at_exit(reference: weakref.ref[LaneIterator]) -> None:
     if iterator is None:
         return
     thread = iterator.__dict__.get("_pin_memory_thread")
-    if thread is not None and iterator._path.pid == os.getpid():
+    if thread is not None and thread.is_alive():  # else its queue is closed
         iterator._pin_memory_thread_done_event.set()
         iterator._lane.results.put((None, None))  # wakes it
         thread.join(2)  # not for ever: it may wait for a user's type

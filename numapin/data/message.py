@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numapin.data.slots import Slot
 
+_PART_BYTES: Final = 1 << 30  # of a pickle: marshal refuses bytes objects of 2 GiB and more
 NO_MEMORY: Final = memoryview(b"")
 DTYPES: Final = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 """All of torch's; a head has their numbers, the same in the rank and its workers."""
@@ -92,7 +93,8 @@ class Head(NamedTuple):
 def encode(head: Head, body: bytes) -> bytes:
     """Return a batch as bytes. Its rooms must be plain tuples, which is all that marshal writes."""
     miss = None if head.miss is None else head.miss.value
-    return marshal.dumps((miss, *head[1:-1], tuple(head.report), body))
+    parts = [body[start : start + _PART_BYTES] for start in range(0, len(body), _PART_BYTES)]
+    return marshal.dumps((miss, *head[1:-1], tuple(head.report), parts))
 
 
 def encode_plain(message: object) -> bytes:
@@ -105,8 +107,8 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     fields = marshal.loads(message)  # noqa: S302 - from our own worker
     if type(fields) is bytes:
         return None, pickle.loads(fields)  # noqa: S301 - the same
-    miss, *others, report, body = fields
-    return Head._make((None if miss is None else Miss(miss), *others, Report(*report))), body
+    miss, *others, report, parts = fields
+    return Head._make((None if miss is None else Miss(miss), *others, Report(*report))), b"".join(parts)
 
 
 def pickled(message: object) -> bytes:
@@ -120,7 +122,7 @@ def pickled(message: object) -> bytes:
 class Parcel:
     """A batch that has arrived in the rank and is not opened yet."""
 
-    __slots__ = ("begun", "body", "head", "slot", "view")
+    __slots__ = ("__weakref__", "begun", "body", "head", "slot", "view")
 
     def __init__(self, head: Head, body: bytes, view: memoryview = NO_MEMORY, slot: Slot | None = None) -> None:
         """Take a long pickle from the batch's memory, of which it is the end; `view` is of `slot`, if there is one."""

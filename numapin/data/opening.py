@@ -11,6 +11,7 @@ from functools import partial
 from operator import methodcaller
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 import torch
 
@@ -18,7 +19,7 @@ from numapin.data.casting import rebuild
 from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
 from numapin.data.quarantine import capture_lock, is_capturing
-from numapin.data.slots import align
+from numapin.data.slots import ALIGNMENT, align
 from numapin.data.torch_names import ExceptionWrapper
 from numapin.system import memory
 
@@ -50,10 +51,10 @@ class Copier:
     def arrived(self, parcel: Parcel) -> None:
         """Do nothing."""
 
-    def restart(self) -> None:
+    def poll(self) -> None:
         """Do nothing."""
 
-    poll = drain = restart
+    drain = poll
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
@@ -64,25 +65,20 @@ class Copier:
         if lends and parcel.head.body_room is not None:  # a pickle that is longer than the tensors: they would keep it
             lends = len(view) >= len(parcel.body)
 
-        def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
-            found = torch.frombuffer(view, dtype=torch.uint8, count=size, offset=start)
-            if not lends or is_small(size, len(view)):
-                found = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pins).copy_(found)
-            return found.untyped_storage(), 0
-
         def plain_at(start: int, size: int) -> memoryview:
             return view[start : start + size] if lends and not is_small(size, len(view)) else copied(view, start, size)
 
         def whole_at(start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
             is_copied = not lends or is_small(num_bytes, len(view))
-            if is_copied and dtype not in _USUAL:
-                found = torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=start)
-            else:
-                found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
+            kind = torch.uint8 if is_copied and dtype not in _USUAL else dtype
+            found = torch.frombuffer(view, dtype=kind, count=num_bytes // kind.itemsize, offset=start)
             if is_copied:
                 found = torch.empty_like(found, pin_memory=True).copy_(found) if self._pins else found.clone()
-            found = found if found.dtype is dtype else found.view(dtype)
+            found = found if kind is dtype else found.view(dtype)
             return found if len(size) == 1 else found.resize_(size)
+
+        def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
+            return whole_at(start, size, torch.uint8, (size,)).untyped_storage(), 0
 
         return unpack(parcel, storage_at, plain_at, whole_at=whole_at)
 
@@ -163,15 +159,20 @@ class _Copy:
 
 
 def small_runs(head: Head) -> tuple[tuple[int, int], ...]:
-    """Return the (start, end) of a batch's small tensors, in bytes, neighbors joined; none for small batches."""
+    """Return the (start, end) of a batch's small tensors, in bytes, neighbors joined; none for small batches.
+
+    Each begins at a multiple of ALIGNMENT, even if an array does not: the tensors after it must stay aligned.
+    """
     num_bytes = head.slot_bytes
     if num_bytes < 2 << 20:
         return ()
     runs: list[tuple[int, int]] = []
     for start, size in sorted(head.storages):
         if is_small(size, num_bytes):
-            first, last = runs.pop() if runs and start <= runs[-1][1] else (start, start)
-            runs.append((first, max(last, min(start + align(size), num_bytes))))
+            first, last = start - start % ALIGNMENT, min(align(start + size), num_bytes)
+            if runs and first <= runs[-1][1]:
+                first, last = runs[-1][0], max(runs.pop()[1], last)
+            runs.append((first, last))
     return tuple(runs)
 
 
@@ -196,7 +197,7 @@ class Mover:
         self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lost: list[memoryview] = []  # slots of copies that began and whose end cannot be known
-        self._num_ahead = 0
+        self._ahead: set[ref[Parcel]] = set()  # whose copies were begun before they are due
         self._num_copies = 0
 
     @property
@@ -209,18 +210,18 @@ class Mover:
         if parcel.slot is not None:
             parcel.slot.is_private = True
         is_pinned = parcel.slot is None or parcel.slot.is_settled  # else it is being pinned, and the loop goes on
-        if parcel.view and is_pinned and self._num_ahead < _AHEAD:
+        if parcel.view and is_pinned and len(self._ahead) < _AHEAD:
             try:
                 parcel.begun = self._start(parcel)
             except torch.OutOfMemoryError:  # tried again when it is due; then the loop gets the error
                 return
-            self._num_ahead += 1
+            self._ahead.add(ref(parcel, self._ahead.discard))  # an epoch that is left early drops its parcels
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch on the device, for use by the current stream; never blocks the host."""
         copy: _Copy | None = parcel.begun
         if copy is not None:
-            self._num_ahead -= 1
+            self._ahead.discard(ref(parcel))
         elif parcel.view:
             copy = self._start(parcel)
         handle = _get_handle(self.device.index)
@@ -299,10 +300,6 @@ class Mover:
             event = self._driver.record(self.device.index, stream=_get_handle(self.device.index))
             self._driver.let_wait(self._handle, event)
         self._driver.recycle(event)
-
-    def restart(self) -> None:
-        """Forget the copies that were started ahead: their parcels are never opened."""
-        self._num_ahead = 0
 
     def drain(self) -> None:
         """Release all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""

@@ -364,10 +364,10 @@ class DataPath:
             return Lender(pins=False)
         driver = cuda.driver()
         if driver is None or not driver.can_record_contexts:
-            self.notices.report_refusal(
-                "this CUDA driver cannot report when a slot is free again, so batches are copied; update it to R555 or "
-                "later"
-            )
+            reason, hint = "this CUDA driver cannot report when a slot is free again", "update it to R555 or later"
+            if driver is None:
+                reason, hint = "libcuda.so.1 cannot be used in this process", "see: numapin topo"
+            self.notices.report_refusal(f"{reason}, so batches are copied; {hint}")
             return Copier(pins=pins)
         if pins and self.options.pinned_budget != 0:
             return Pinner(driver, self.device_index)

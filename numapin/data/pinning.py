@@ -201,7 +201,8 @@ class Reclaimer:
         self._quarantine: Quarantine[Locked] = Quarantine(lambda: driver)
         self.idle = IdleBlocks()
         self._passed: list[Locked] = []  # to be released
-        Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
+        with suppress(RuntimeError):  # no thread can be started: memory waits for the next `take` or `trim`
+            Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
 
     def add(self, locked: Locked) -> None:
         """Take memory that nothing refers to any more; for finalizers, in any thread. A no-op in a forked child."""
@@ -223,7 +224,7 @@ class Reclaimer:
             with suppress(CudaRefused):
                 self._passed += [locked for locked in self._quarantine.passed() if not self.idle.add(locked)]
                 self._passed += self.idle.drop(since_s=time.monotonic() - IDLE_S)
-                self._release_passed()
+            self._release_passed()
             return bool(self._passed or self._quarantine.is_in_use)
 
     def take(self, nodes: CpuSet, num_bytes: int) -> Locked | None:
@@ -241,28 +242,27 @@ class Reclaimer:
         return locked
 
     def trim(self, num_bytes: float = math.inf) -> int:
-        """Release at least this many bytes of idle blocks, if there are as many; return how many it was."""
+        """Release at least this many bytes of idle blocks, if there are as many; return how many were released."""
         self.release_unused()
         with self._exit_lock.lock:
-            num_passed = len(self._passed)
             self._passed += () if self._exit_lock.is_over else self.idle.drop(num_bytes=num_bytes)
-            num_dropped_bytes = sum(locked.num_bytes for locked in self._passed[num_passed:])
-            with suppress(CudaRefused):
-                self._release_passed()
-            return num_dropped_bytes
+            return self._release_passed()
 
-    def _release_passed(self) -> None:
-        """Release memory that no device can be reading. Raises CudaRefused."""
+    def _release_passed(self) -> int:
+        """Release memory that no device can be reading, until the driver refuses it; return the number of bytes."""
+        num_bytes = 0
         while self._passed and not self._exit_lock.is_over:
             locked = self._passed[-1]
             try:
                 self._driver.unregister(locked.device, locked.address)
             except CudaRefused as error:
                 if error.name != "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED":  # as after Ctrl-C here
-                    raise
+                    break
             self._passed.pop()
             PINNED.remove(locked.num_bytes)
+            num_bytes += locked.num_bytes
             del locked  # the last reference, which unmaps: not after the lock is released
+        return num_bytes
 
     def _run(self) -> None:
         num_looks = 0  # that found memory which has to wait
@@ -319,7 +319,9 @@ class Settling:
         except Exception as error:  # noqa: BLE001 - also a defect: the other slots must be settled all the same
             self._can_pin = False
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
-            spec.report(f"batches are not pinned from now on: {reason}")
+            pins = spec.driver is not None
+            effect = "batches are not pinned from now on" if pins else "the node of a batch's memory is unknown"
+            spec.report(f"{effect}: {reason}")
         finally:
             slot.is_settled = True
             if slot.is_let_go:  # nothing else would unpin it any more

@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
+from itertools import repeat
 from multiprocessing import util
 from multiprocessing.connection import Pipe
 from multiprocessing.context import assert_spawning
@@ -79,11 +80,10 @@ class Channel:
         if self._late is not None and self._late.frames:  # later ones must queue up behind these
             self._late.add(frames)
             return
-        fd, num_sent = self._writer.fileno(), 0
+        fd = self._writer.fileno()
+        sent: list[int] = []
         try:
-            for frame in frames:
-                os.write(fd, frame)
-                num_sent += 1
+            sent.extend(map(os.write, repeat(fd), frames))  # in C: Ctrl-C must not come between two frames
         except BrokenPipeError:
             pass
         except BlockingIOError:
@@ -91,7 +91,7 @@ class Channel:
                 self._late = _LateWriter(fd)
                 if self.is_flushed_at_exit:  # as multiprocessing's own queues do
                     util.Finalize(self._late, self._late.drain, exitpriority=-5)
-            self._late.add(frames[num_sent:])
+            self._late.add(frames[len(sent) :])
 
     def receive(self, timeout_s: float | None) -> bytes:
         """Return the next message; wait for at most `timeout_s`, or forever if None. Raises queue.Empty."""
@@ -301,7 +301,8 @@ class ResultQueue(Channel):
 
     def peek(self, number: int | None) -> object:
         """Return the result of this number, or the first one for None, if it was taken in; it stays in the queue."""
-        return next((data for own, data in self._results if number is None or number == own), None)
+        results = self._results.copy()  # torch's pin thread may take in another one meanwhile
+        return next((data for own, data in results if number is None or number == own), None)
 
     def look_ahead(self) -> None:
         """Accept batches that have arrived, so that copies start ahead of time; do nothing while enough wait."""

@@ -1,4 +1,4 @@
-"""The fake driver's behavior, checked against the real driver: system/cuda.py and opening/capture.py beside torch."""
+"""The fake driver's behavior, checked against the real driver: system/cuda.py and data/quarantine.py beside torch."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -160,6 +162,25 @@ def in_slot(loop: Loopback, batch: Any) -> seam.Head:
     head = parcel.head
     assert (head.miss, head.slot >= 0) == (None, True)
     return head
+
+
+@contextmanager
+def interrupted(num_passed: int, file: str) -> Iterator[None]:
+    """Raise KeyboardInterrupt where a function of a file is called, or a C function returns there, but not at first."""
+    left = num_passed
+
+    def interrupt(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal left
+        left -= event in ("call", "c_return") and frame.f_code.co_filename == file
+        if left < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def in_forked_child(check: Callable[[], bool]) -> bool:

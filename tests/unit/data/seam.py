@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record
-from numapin.data import opening, packing, path, pinning, pool
+from numapin.data import message, opening, packing, path, pinning, pool, queues
 from numapin.data import usage as usage_log
 from numapin.data.balance import Balance
 from numapin.data.budget import LockRoom
 from numapin.data.casting import casts_of
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import HandedDown, Handover
+from numapin.data.iterator import _end_at_exit as end_at_exit
 from numapin.data.locality import Locality, find_locality
 from numapin.data.message import DTYPES, NO_GRANT, NO_SLOT, Grant, Head, Miss, Report, decode, encode_plain, unpack
 from numapin.data.message import encode as message_encode

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tests.contract.datasets import Raise
+from tests.data.loopback import interrupted
 from tests.unit.data import seam
 from tests.unit.data.seam import message_encode, packing
 from tests.unit.data.test_packing import HEAD
@@ -141,6 +142,40 @@ def test_a_closed_channel_leaves_no_descriptor_and_no_thread() -> None:
         channel.send(LARGE[: 2 * PIPE_BYTES])
         channel.close()
     assert wait_until(lambda: what_is_open() <= before, limit_s=WAIT_S), what_is_open()
+
+
+def test_ctrl_c_while_a_message_is_sent(channel: seam.Channel) -> None:
+    """The reader gets a message of several frames whole or not at all, and the next one all the same."""
+    long, is_sent, num_passed = LARGE[:10_000], False, 0
+    while not is_sent:
+        try:
+            with interrupted(num_passed, seam.queues.__file__):
+                channel.send(long)
+            is_sent = True
+        except KeyboardInterrupt:
+            num_passed += 1
+        channel.send(b"next")
+        received = [channel.receive(WAIT_S)]
+        while received[-1] != b"next":
+            received.append(channel.receive(WAIT_S))
+        assert received in ([b"next"], [long, b"next"])
+    assert num_passed > 3
+
+
+def test_a_look_while_another_thread_takes_a_result_in() -> None:
+    """The loop looks for the next batch beside torch's pin thread."""
+    with closing(seam.ResultQueue(Raise(AssertionError))) as results:
+
+        class Other(int):
+            def __eq__(self, _number: object) -> bool:
+                results._results.append((2, "two"))
+                return False
+
+            __hash__ = int.__hash__
+
+        results._results.append((1, "one"))
+        assert results.peek(Other(0)) is None
+        assert (results.peek(2), results.peek(None)) == ("two", "one")
 
 
 GRANT = seam.Grant(7, expected_bytes=4096, forgotten=(3,))

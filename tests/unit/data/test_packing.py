@@ -32,10 +32,14 @@ HEAD: Final = seam.Head(
 )
 
 
+@pytest.mark.parametrize("part_bytes", [1 << 30, 4], ids=["whole", "in parts"])
 @pytest.mark.parametrize("body", [b"the pickle", b""], ids=["with a pickle", "with an empty pickle"])
 @pytest.mark.parametrize("miss", [None, *seam.Miss], ids=str)
-def test_a_batchs_message(body: bytes, miss: seam.Miss | None) -> None:
-    """Head and pickle come back, however many buffers there are; an empty pickle is a batch, too."""
+def test_a_batchs_message(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, miss: seam.Miss | None, part_bytes: int
+) -> None:
+    """Head and pickle come back, however many buffers there are and parts it takes; an empty pickle is a batch, too."""
+    monkeypatch.setattr(seam.message, "_PART_BYTES", part_bytes)
     for head in (HEAD._replace(miss=miss), HEAD._replace(miss=miss, buffers=tuple(range(5000)))):
         assert decode(encode(head, body)) == (head, body)
 

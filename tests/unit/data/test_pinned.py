@@ -6,7 +6,6 @@ import gc
 import mmap
 import os
 import random
-import sys
 import threading
 import time
 import weakref
@@ -14,7 +13,7 @@ from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, MappingProxyType, SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,9 +24,20 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
 from numapin import pinned
 from numapin.errors import MachineError, NumapinError, UsageError
 from tests.contract.datasets import Raise
-from tests.data.loopback import ANYWHERE, in_forked_child
+from tests.data.loopback import ANYWHERE, in_forked_child, interrupted
 from tests.needs import TORCH_VERSION
-from tests.unit.data.seam import PINNED, CpuSet, Driver, LockRoom, Placement, Reclaimer, cuda, pinning, reclaimer
+from tests.unit.data.seam import (
+    PINNED,
+    CpuSet,
+    CudaRefused,
+    Driver,
+    LockRoom,
+    Placement,
+    Reclaimer,
+    cuda,
+    pinning,
+    reclaimer,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -86,13 +96,6 @@ class TestEmpty:
         assert is_wrong or caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
         assert is_wrong == ("allocated" not in problem)
 
-    def test_a_shortfall_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is a warning at the line of the user's call."""
-        monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages=None, shortfalls=("unverified",)))
-        with pytest.warns(RuntimeWarning, match=r"numapin\.pinned: unverified") as caught:
-            pinned.empty(1)
-        assert caught[0].filename == __file__
-
 
 @pytest.fixture
 def all_returned(gpu: FakeCuda) -> Iterator[None]:
@@ -138,14 +141,15 @@ class TestLocked:
         assert pinned.empty(1, torch.uint8).data_ptr() == address
         del second
 
-    def test_the_next_allocation_takes_what_is_free(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Memory is reused even if our thread never runs: a loop of allocations does not grow."""
-        monkeypatch.setattr(threading.Thread, "start", lambda _self: None)
-        gpu.set(limit_bytes=2 * PAGE)
+    def test_where_no_thread_can_be_started(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is freed waits for the next request, or for `trim`: a loop of allocations does not grow."""
+        monkeypatch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
+        alone = Reclaimer(cast("Driver", cuda.driver()))
+        monkeypatch.setattr(pinned, "reclaimer", lambda _driver: alone)
         for _ in range(10):
             pinned.empty(PAGE, torch.uint8)
-        assert gpu.registered_bytes() == PAGE
-        ours().release_unused()  # the last one
+            assert gpu.registered_bytes() == PAGE
+        assert (pinned.trim(), gpu.registered_bytes()) == (PAGE, 0)
 
     def test_what_the_driver_refuses_for_a_while(self, gpu: FakeCuda) -> None:
         """The thread retries, and does not use up events."""
@@ -232,11 +236,15 @@ class TestReuse:
         kept.clear()
 
     def test_memory_elsewhere_is_not_reused(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Memory that the kernel put on another node is released, so that new memory may get the right node."""
+        """Memory that the kernel put on another node is released, so that new memory may get the right node.
+
+        The warning is at the line of the user's call.
+        """
         monkeypatch.setattr(pinned, "_home", lambda *_: replace(ANYWHERE, nodes=CpuSet({0}), num_machine_nodes=2))
         monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages={0: 1, 1: 1}, shortfalls=("half",)))
-        with pytest.warns(RuntimeWarning, match="half"):
+        with pytest.warns(RuntimeWarning, match=r"numapin\.pinned: half") as caught:
             pinned.empty(2 * PAGE, torch.uint8)
+        assert caught[0].filename == __file__
         assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=60)
 
     def test_nodes_are_kept_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,21 +304,11 @@ class TestReuse:
         """Wherever it comes while a block is looked for, the block waits for reuse again, and no lock stays locked."""
         release_unused = ours().release_unused
         freed(PAGE)
-        num_passed, left = 0, 0
-
-        def interrupt(frame: FrameType, event: str, _argument: object) -> None:
-            nonlocal left
-            left -= event in ("call", "c_return") and frame.f_code.co_filename == pinning.__file__
-            if left < 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-        tensor = None
+        tensor, num_passed = None, 0
         while tensor is None:
-            left = num_passed
             try:
-                sys.setprofile(interrupt)
-                tensor = pinned.empty(PAGE, torch.uint8)
+                with interrupted(num_passed, pinning.__file__):
+                    tensor = pinned.empty(PAGE, torch.uint8)
             except KeyboardInterrupt:
                 num_passed += 1
                 other = threading.Thread(target=release_unused, daemon=True)
@@ -318,10 +316,17 @@ class TestReuse:
                 other.join(60)
                 assert not other.is_alive()
                 become_idle(PAGE)
-            finally:
-                sys.setprofile(None)
         assert num_passed > 3
         assert gpu.registered_bytes() == PAGE
+
+    def test_what_the_driver_does_not_release(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It stays pinned and counted, and `trim` does not claim its bytes."""
+        before = PINNED.total
+        freed(PAGE)
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda.driver(), "unregister", Raise(CudaRefused, ("it failed",)))
+            assert pinned.trim() == 0
+        assert (gpu.registered_bytes(), PINNED.total) == (PAGE, before + PAGE)
 
     def test_ctrl_c_while_it_is_released(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         """What the driver has released already does not keep the others."""
@@ -632,6 +637,8 @@ def test_the_budget_reports_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> N
     assert 0 < limit_bytes < os.sysconf("SC_PHYS_PAGES") * PAGE
     with pytest.raises(UsageError, match="node 1000 does not exist"):
         pinned.budget(node=1000)
+    with pytest.raises(UsageError, match="num_ranks=0: a host has at least one rank"):
+        pinned.budget(num_ranks=0)
     PINNED.add(4096)
     assert pinned.budget().pinned_bytes == PINNED.total
     PINNED.remove(4096)

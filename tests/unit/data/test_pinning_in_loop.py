@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -19,7 +20,7 @@ from tests.contract.zoo import Pinnable
 from tests.cuda.fake import FakeCuda, pinning
 from tests.data.loopback import WAIT_S
 from tests.integration.gpu_loading import BATCH, Filled, is_right, wrong_ones
-from tests.unit.data.seam import PINNED, cuda
+from tests.unit.data.seam import PINNED, cuda, end_at_exit
 from tests.waiting import wait_until
 
 NUM_BATCHES: Final = 24
@@ -183,6 +184,16 @@ def test_slots_that_cannot_be_pinned(fake: FakeCuda, monkeypatch: pytest.MonkeyP
         del batches, iterator
 
 
+@pytest.mark.usefixtures("fake")
+def test_without_a_driver_batches_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note does not ask for a newer driver, which would change nothing."""
+    monkeypatch.setattr(cuda, "driver", lambda: None)
+    with load() as loader:
+        assert wrong_ones(list(loader), 0) == []
+        (note,) = (note for note in loader.stats().notes if "libstores" not in note)
+    assert note == "libcuda.so.1 cannot be used in this process, so batches are copied; see: numapin topo"
+
+
 @pytest.mark.parametrize("kind", [numapin.DataLoader, DataLoader])
 def test_an_error_of_a_users_type(fake: FakeCuda, kind: Any) -> None:
     """It is raised for its batch, as by torch, and the batches after it come."""
@@ -234,7 +245,7 @@ def test_a_capture_goes_on(fake: FakeCuda, graphs: Any) -> None:
 
 
 def test_without_slots_torchs_thread_pins(fake: FakeCuda) -> None:
-    """Batches that torch sends are copied: beside the loop."""
+    """Batches that torch sends are copied: beside the loop. An iterator that has ended needs nothing at exit."""
     with load(pinned_budget=0) as loader:
         iterator = iter(loader)
         assert hasattr(iterator, "_pin_memory_thread")
@@ -242,4 +253,5 @@ def test_without_slots_torchs_thread_pins(fake: FakeCuda) -> None:
         assert wrong_ones(batches, 0) == []
         assert all(batch.is_pinned() for batch in batches)
         assert fake.registered_bytes() == 0
+        end_at_exit(weakref.ref(iterator))
         del iterator

@@ -199,6 +199,16 @@ def test_pages_that_cannot_be_faulted_in(
         assert torch.equal(lent(loop, -BATCH), -BATCH)
 
 
+def test_without_a_gpu_nothing_is_said_of_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host with several nodes slots are only checked."""
+    told: list[str] = []
+    monkeypatch.setattr(placement, "check", Raise(OSError, (errno.ENOMEM, "no memory")))
+    with loopback(told=told, locality=replace(ANYWHERE, num_machine_nodes=2)) as loop:
+        lent(loop, BATCH)
+        loop.settle()
+    assert told == ["the node of a batch's memory is unknown: [Errno 12] no memory"]
+
+
 def test_a_defect_is_reported_and_keeps_no_other_waiting(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of ours in one slot: the loop goes on without pinned memory."""
     told: list[str] = []

@@ -65,9 +65,7 @@ def _no_slot_stays_open() -> Iterator[None]:
 
 
 def take(own: seam.WorkerSlots, num_bytes: int = SIZE) -> seam.BatchMemory:
-    found = own.take(num_bytes)
-    assert found is not None
-    return found
+    return own.take(num_bytes)
 
 
 def test_a_slot_is_placed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
