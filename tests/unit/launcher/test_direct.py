@@ -9,13 +9,27 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from numapin import Request, make_plan
 from numapin.errors import NumapinError, Stopped
 from tests.pictures import golden_machine
-from tests.unit.launcher.seam import Alarm, HostPlace, LastLook, RankOutput, StartedRank, launch, notes_of, parse, ranks
+from tests.unit.launcher.seam import (
+    Alarm,
+    HostPlace,
+    Hosts,
+    LastLook,
+    Mailbox,
+    NotMet,
+    RankOutput,
+    StartedRank,
+    launch,
+    notes_of,
+    parse,
+    ranks,
+)
 
 
 @pytest.mark.parametrize("argument", ["a\0b", "x" * (1 << 18)], ids=["NUL", "too long"])
@@ -42,6 +56,42 @@ def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     assert notes_of(error) == ""
     error.add_note("rank 3 (pid 41): still there")
     assert Stopped(signal.SIGTERM, notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
+
+
+class _Others(Hosts):
+    """Other hosts, which do not come, or whose rendezvous is lost, after this one's first round."""
+
+    def __init__(self, *, comes_again: bool) -> None:
+        self.comes_again, self.num_rounds = comes_again, 0
+
+    def join(self, _: Alarm) -> HostPlace:
+        self.num_rounds += 1
+        if self.num_rounds == 2 and not self.comes_again:
+            raise NotMet("the others did not come")
+        return HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
+
+    def num_waiting(self) -> int:
+        if self.num_rounds == 2:
+            raise NotMet("the rendezvous is lost")
+        return 0
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_which_error_ends_a_job_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, comes_again: bool
+) -> None:
+    """The failure that could not be answered by a restart; but not one after which the ranks were running again."""
+    program = tmp_path / "train.sh"
+    program.write_text("#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; sleep 300\n")
+    program.chmod(0o755)
+    words = ["--no-python", "--max-restarts=2", "--monitor-interval=0", str(program)]
+    job = parse(words, {}, {}, python="python3", prog="numapin run")
+    plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request(num_ranks=1))
+    monkeypatch.setattr(launch, "hosts_of", lambda *_: _Others(comes_again=comes_again))
+    with mock.patch.dict(os.environ), pytest.raises(NumapinError) as raised:
+        launch.launch(plan, job, str(tmp_path), Mailbox(), lambda: None)
+    wanted = "the rendezvous is lost" if comes_again else f"{program}: rank 0 failed first: exit status 3"
+    assert raised.value.message == wanted
 
 
 @pytest.mark.parametrize("is_heard", [False, True], ids=["of this host", "heard from another"])
