@@ -213,9 +213,7 @@ def test_an_unusual_python(tmp_path: Path, before: str) -> None:
     """Exceptions are recorded, and the other parts of the hook start."""
     again = f"import os, sys; {before}; sys.path.insert(0, {HOOK!r}); sys.modules.pop('sitecustomize', None)\n"
     text = f"{again}try: import sitecustomize\nexcept ImportError: pass\nprint(sys.meta_path[0])\n1 / 0"
-    done = _started(
-        [sys.executable, "-c", text], tmp_path, TORCHELASTIC_ERROR_FILE=FILE, NUMAPIN_DATALOADER="numapin"
-    )
+    done = _started([sys.executable, "-c", text], tmp_path, TORCHELASTIC_ERROR_FILE=FILE, NUMAPIN_DATALOADER="numapin")
     assert "ZeroDivisionError" in (tmp_path / FILE).read_text()
     assert "TorchWatch" in done.stdout
 
