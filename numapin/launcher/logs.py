@@ -81,8 +81,9 @@ class Logs:
 
     def _make_folders(self, attempt: int, place: HostPlace, run_dir: str) -> str:
         """Make an empty folder for each rank, and return the folder of the attempt. Raises UsageError."""
-        base = os.path.abspath(self._job.log_dir or os.path.join(run_dir, LOGS))  # a rank may change its folder
+        base = self._job.log_dir or os.path.join(run_dir, LOGS)
         try:
+            base = os.path.abspath(base)  # a rank may change its folder
             if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
                 import tempfile
 

@@ -39,7 +39,10 @@ def require_program(
     if not is_python and shutil.which(program):
         return
     if not os.path.exists(program):
-        where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
+        where = ""
+        if not os.path.isabs(program):
+            with suppress(FileNotFoundError):  # the current folder may have been removed
+                where = f" in {os.getcwd()}"
         folder, name = os.path.split(program)
         beside: list[str] = []
         if is_python:

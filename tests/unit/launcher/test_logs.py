@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from numapin.errors import UsageError
-from tests.unit.launcher.seam import HostPlace, Logs, parse
+from tests.unit.launcher.seam import HostPlace, Logs, parse, require_program
 
 ONE = HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
 
@@ -78,6 +78,18 @@ def test_a_stream_that_takes_no_more_lines(
     said = f"numapin: no more lines are shown on stdout: Broken pipe; all are in {folder}\n"
     assert capsys.readouterr().err == f"{said}[default0]:an error\n"
     assert (folder / "attempt_0" / "filtered_stdout.log").read_text() == "[default0]:line 1\n[default0]:line 2\n"
+
+
+def test_a_current_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing there is named."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match=r"^train\.py does not exist\n"):
+        require_program("train.py", module=False, no_python=False, run_path=False)
+    logs = Logs(parse(["--log-dir", "logs", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    with pytest.raises(UsageError, match="can be made in logs: No such file"):
+        logs.begin(0, ONE, str(tmp_path))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
