@@ -88,7 +88,9 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                     raise
                 say(f"{error.message}; the ranks are not restarted")
                 raise failure from None
-            except _HostsWait:
+            except _HostsWait as waiting:
+                if alarm.stopped_by is not None:  # by a signal that came while the ranks ended
+                    raise Stopped(alarm.stopped_by, notes_of(waiting)) from None
                 continue
             try:
                 before_restart()

@@ -58,40 +58,56 @@ def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     assert Stopped(signal.SIGTERM, notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
 
 
+STAYS = "while :; do sleep 0.01; done"
+
+
 class _Others(Hosts):
-    """Other hosts, which do not come, or whose rendezvous is lost, after this one's first round."""
+    """Other hosts: how many wait in each of their rounds, once a rank is ready; or the end of the rendezvous."""
 
-    def __init__(self, *, comes_again: bool) -> None:
-        self.comes_again, self.num_rounds = comes_again, 0
+    def __init__(self, *news: int | NotMet) -> None:
+        self.news, self.num_rounds = news, 0
 
-    def join(self, _: Alarm) -> HostPlace:
+    def join(self, alarm: Alarm) -> HostPlace:
+        alarm.ring()
         self.num_rounds += 1
-        if self.num_rounds == 2 and not self.comes_again:
+        if self.num_rounds > len(self.news):
             raise NotMet("the others did not come")
         return HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
 
     def num_waiting(self) -> int:
-        if self.num_rounds == 2:
-            raise NotMet("the rendezvous is lost")
-        return 0
+        news = self.news[self.num_rounds - 1]
+        if isinstance(news, NotMet):
+            raise news
+        return news if Path("ready").exists() else 0
 
 
-@pytest.mark.parametrize("comes_again", [False, True])
-def test_which_error_ends_a_job_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, comes_again: bool
+@pytest.mark.parametrize(
+    ("program", "news", "wanted"),
+    [
+        ("exit 3", (0,), "train.sh: rank 0 failed first: exit status 3"),
+        (
+            "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; touch ready; sleep 300",
+            (0, NotMet("it is lost")),
+            "it is lost",
+        ),
+        (f"trap 'kill $PPID' TERM; touch ready; {STAYS}", (1,), "stopped by SIGTERM; all ranks have ended"),
+    ],
+    ids=["no restart", "a failure before a restart", "a signal while ranks end for other hosts"],
+)
+def test_what_ends_a_job(
+    program: str, news: tuple[int | NotMet, ...], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The failure that could not be answered by a restart; but not one after which the ranks were running again."""
-    program = tmp_path / "train.sh"
-    program.write_text("#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; sleep 300\n")
-    program.chmod(0o755)
-    words = ["--no-python", "--max-restarts=2", "--monitor-interval=0", str(program)]
+    """A failure without a restart; what came after a restart, and not the failure before; a signal in any case."""
+    (tmp_path / "train.sh").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    words = ["--max-restarts=2", "--monitor-interval=0", "--shutdown-timeout=1", "--no-python", "./train.sh"]
     job = parse(words, {}, {}, python="python3", prog="numapin run")
     plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request(num_ranks=1))
-    monkeypatch.setattr(launch, "hosts_of", lambda *_: _Others(comes_again=comes_again))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "hosts_of", lambda *_: _Others(*news))
     with mock.patch.dict(os.environ), pytest.raises(NumapinError) as raised:
         launch.launch(plan, job, str(tmp_path), Mailbox(), lambda: None)
-    wanted = "the rendezvous is lost" if comes_again else f"{program}: rank 0 failed first: exit status 3"
-    assert raised.value.message == wanted
+    assert raised.value.message.removeprefix("./") == wanted
 
 
 @pytest.mark.parametrize("is_heard", [False, True], ids=["of this host", "heard from another"])
