@@ -127,6 +127,16 @@ def test_one_press_of_ctrl_c(monkeypatch: pytest.MonkeyPatch, *, is_heard: bool)
             assert alarm.is_urgent() == is_urgent
 
 
+def test_a_handler_that_is_not_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preloaded library may have installed one, which Python cannot restore: the job ends as without it."""
+    with monkeypatch.context() as patch, Alarm({signal.SIGUSR2}):
+        patch.setattr(signal, "signal", lambda *_: None)
+        alarm = Alarm({signal.SIGUSR2}).__enter__()
+        patch.undo()
+        alarm.__exit__(None, None, None)
+        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])
 def test_a_rank_that_is_dying_was_not_ended_by_us(*, is_killed: bool) -> None:
     """A process that dies is not counted with the running ones, although its end has not been seen."""
