@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from contextlib import suppress
+from itertools import islice
 from string import Template
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numapin.launcher.options import Job
 
 _LOOK_S: Final = 0.1
+_MOST_LINES: Final = 10_000  # of a file in one look: a rank that writes without a pause must not hide the others
 _STREAMS: Final = (("stdout", 1), ("stderr", 2))
 _REMEDY: Final = "choose a folder that you can write to, with room: --log-dir DIR"
 
@@ -133,7 +135,7 @@ class Logs:
         while not is_last:
             is_last = self._ended.wait(_LOOK_S)
             for lines, stream, prefix, filters, filtered in sources:
-                while line := lines.readline():
+                for line in islice(iter(lines.readline, ""), None if is_last else _MOST_LINES):
                     self._copy(f"{prefix}{line}", stream, filtered if any(text in line for text in filters) else "")
         for lines, *_ in sources:
             lines.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from numapin.errors import UsageError
 from tests.unit.launcher.seam import HostPlace, Logs, parse, require_program
+from tests.waiting import wait_until
 
 ONE = HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
 
@@ -78,6 +80,20 @@ def test_a_stream_that_takes_no_more_lines(
     said = f"numapin: no more lines are shown on stdout: Broken pipe; all are in {folder}\n"
     assert capsys.readouterr().err == f"{said}[default0]:an error\n"
     assert (folder / "attempt_0" / "filtered_stdout.log").read_text() == "[default0]:line 1\n[default0]:line 2\n"
+
+
+def test_a_rank_that_writes_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the others are shown meanwhile."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    logs = Logs(parse(["--tee=1", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    much, little = logs.begin(0, ONE._replace(num_ranks=2), str(tmp_path))
+    Path(much.stdout).write_text("a line\n" * 50_000)
+    Path(little.stdout).write_text("a step\n")
+    assert wait_until(lambda: "a step" in shown.getvalue(), limit_s=60)
+    logs.close()
+    lines = shown.getvalue().splitlines()
+    assert lines.index("[default1]:a step") < 30_000 < len(lines) == 50_001
 
 
 def test_a_current_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
