@@ -69,10 +69,13 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             if identity is None or handover.identity(run_dir) != identity:
                 run_dir, identity = _replace_folder(plan, run_dir, opened)
             try:
-                failed = _run_round(plan, job, run_dir, restarts, hosts=hosts, alarm=alarm, mailbox=mailbox, logs=logs)
-                if failed is None:
+                place = hosts.join(alarm)
+                failure = None  # the ranks start again: another error is about them
+                failure = _run_round(
+                    plan, job, run_dir, restarts, place=place, hosts=hosts, alarm=alarm, mailbox=mailbox, logs=logs
+                )
+                if failure is None:
                     return
-                failure = failed
                 if restarts == job.max_restarts:
                     _tell_outer_launcher(failure)
                     raise failure
@@ -85,7 +88,9 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                     raise
                 say(f"{error.message}; the ranks are not restarted")
                 raise failure from None
-            except _HostsWait:
+            except _HostsWait as waiting:
+                if alarm.stopped_by is not None:  # by a signal that came while the ranks ended
+                    raise Stopped(alarm.stopped_by, notes_of(waiting)) from None
                 continue
             try:
                 before_restart()
@@ -95,14 +100,22 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
 
 
 def _run_round(
-    plan: Plan, job: Job, run_dir: str, restarts: int, *, hosts: Hosts, alarm: Alarm, mailbox: Mailbox, logs: Logs
+    plan: Plan,
+    job: Job,
+    run_dir: str,
+    restarts: int,
+    *,
+    place: HostPlace,
+    hosts: Hosts,
+    alarm: Alarm,
+    mailbox: Mailbox,
+    logs: Logs,
 ) -> RanksFailed | None:
-    """Meet the other hosts and run the ranks once. Return the failure, None if the job has succeeded.
+    """Run the ranks once. Return the failure, None if the job has succeeded.
 
     Raises NotMet, _HostsWait, and Stopped if a signal stopped the job after it had failed.
     """
     kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
-    place = hosts.join(alarm)
     with hosts.telling():
         files = logs.begin(restarts, place, run_dir)
     shared = place.shared_variables(os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts)

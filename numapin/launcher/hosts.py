@@ -219,6 +219,7 @@ class SeveralHosts(Hosts):
         """Connect to the rendezvous. Raises NotMet, UsageError, and StopSignal if a signal comes meanwhile."""
         from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
         from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+        from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
         self._job, self._num_ranks = job, num_ranks
         self._store: Any = None
@@ -245,24 +246,24 @@ class SeveralHosts(Hosts):
             )
         least, most = job.min_max_nodes
         settings: dict[str, Any] = {"timeout": 900, **job.rdzv_conf}
-        self._master = (job.master_addr, job.master_port or 29500)
         endpoint = job.rdzv_endpoint
         if backend == "static":
             settings["rank"] = job.node_rank
-            endpoint = endpoint or "{}:{}".format(*self._master)
-            host, _, port = endpoint.rpartition(":")
-            self._master = (host, int(port))
+            endpoint = endpoint or f"{job.master_addr}:{job.master_port or 29500}"
         if not {"rdzv_endpoint", "master_addr"} & job.typed:
             say(
                 f"--nnodes {most}: waiting for the other hosts at {endpoint or 'localhost:29400'}, on this host; "
                 "name another with --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
             )
-        parameters = RendezvousParameters(backend, endpoint, run_id, least, most, local_addr=job.local_addr, **settings)
+        settings["local_addr"] = job.local_addr
         try:
+            parameters = RendezvousParameters(backend, endpoint, run_id, least, most, **settings)
             self._handler: RendezvousHandler = interruptible(lambda: get_rendezvous_handler(parameters), alarm)
-        except ValueError as error:
-            hint = "several hosts meet with: --rdzv-backend c10d"
-            raise UsageError(f"--rdzv-backend {backend}: {error}", hint) from None
+            if backend == "static":
+                self._master = parse_rendezvous_endpoint(endpoint, -1)  # the handler has refused one without a port
+        except (TypeError, ValueError) as error:  # TypeError: a setting has the name of another option's
+            hint = "several hosts meet with: --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+            raise UsageError(f"--rdzv-backend {job.rdzv_backend}: {error}", hint) from None
         except Exception as error:  # noqa: BLE001 - the backend may raise anything
             raise _not_met(error) from None
 
@@ -308,8 +309,9 @@ class SeveralHosts(Hosts):
         assigned: list[int] = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
         first_rank, world_size, first_role_rank, role_size = assigned
 
-        address, port = self._master
-        if self._job.rdzv_backend != "static":
+        if self._job.rdzv_backend == "static":
+            address, port = self._master
+        else:
             address = info.bootstrap_store_info.master_addr  # type: ignore[union-attr] # of a c10d rendezvous
             if number == 0:
                 self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)

@@ -9,18 +9,21 @@ import os
 import shutil
 import sys
 import threading
+from contextlib import suppress
+from itertools import islice
 from string import Template
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.stderr import say
 from numapin.errors import UsageError
+from numapin.rank.handover import LOGS
 
 if TYPE_CHECKING:
-    from typing import TextIO
-
     from numapin.launcher.hosts import HostPlace
     from numapin.launcher.options import Job
 
 _LOOK_S: Final = 0.1
+_MOST_LINES: Final = 10_000  # of a file in one look: a rank that writes without a pause must not hide the others
 _STREAMS: Final = (("stdout", 1), ("stderr", 2))
 _REMEDY: Final = "choose a folder that you can write to, with room: --log-dir DIR"
 
@@ -46,17 +49,18 @@ class Logs:
         self._folder = ""
         self._ended = threading.Event()
         self._tail: threading.Thread | None = None
+        self._lost = {name for name, _bit in _STREAMS if getattr(sys, name) is None}  # streams that take no lines
 
     def begin(self, attempt: int, place: HostPlace, run_dir: str) -> list[RankOutput]:
         """Make the folders of an attempt, and begin to show the lines of --tee; return the files of each rank."""
-        job = self._job
-        if not {"log_dir", "tee", "redirects", "local_ranks_filter"} & job.typed:  # no output goes to files
-            again = f"-{attempt}" if attempt else ""
-            return [RankOutput(os.path.join(run_dir, f"error-{n}{again}.json")) for n in range(place.num_ranks)]
-        folder = self._make_folders(attempt, place, run_dir)
+        job, again = self._job, f"-{attempt}" if attempt else ""
+        folder = self._make_folders(attempt, place, run_dir) if {"log_dir", "tee", "redirects"} & job.typed else ""
         files, shown = [], []
         for local_rank in range(place.num_ranks):
             own = os.path.join(folder, str(local_rank))
+            error = os.path.join(own, "error.json") if folder else f"{run_dir}/error-{local_rank}{again}.json"
+            with suppress(OSError):  # of ranks that ended because another host joined, which is no new attempt
+                os.unlink(error)
             is_shown = not job.local_ranks_filter or local_rank in job.local_ranks_filter
             teed, redirected = (of.get(None, of.get(local_rank, 0)) for of in (job.tee, job.redirects))
             paths = {}
@@ -68,7 +72,7 @@ class Logs:
                         shown.append((local_rank, stream, paths[stream]))
                 else:
                     paths[stream] = "" if is_shown else os.devnull
-            files.append(RankOutput(os.path.join(own, "error.json"), **paths))
+            files.append(RankOutput(error, **paths))
         self._ended = threading.Event()
         if shown:
             self._tail = threading.Thread(
@@ -79,13 +83,16 @@ class Logs:
 
     def _make_folders(self, attempt: int, place: HostPlace, run_dir: str) -> str:
         """Make an empty folder for each rank, and return the folder of the attempt. Raises UsageError."""
-        base = self._job.log_dir or os.path.join(run_dir, "logs")
+        base = self._job.log_dir or os.path.join(run_dir, LOGS)
         try:
+            base = os.path.abspath(base)  # a rank may change its folder
             if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
                 import tempfile
 
                 os.makedirs(base, exist_ok=True)
                 self._folder = tempfile.mkdtemp(prefix=f"{self._job.run_id or place.run_id}_", dir=base)
+                if not self._job.log_dir:
+                    say(f"logs of the ranks: {self._folder}")
             folder = os.path.join(self._folder, f"attempt_{attempt}")
             shutil.rmtree(folder, ignore_errors=True)
             for local_rank in range(place.num_ranks):
@@ -112,7 +119,7 @@ class Logs:
             or os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
             or "[${role_name}${local_rank}]:"
         )
-        sources: list[tuple[IO[str], TextIO, str, tuple[str, ...], str]] = []
+        sources: list[tuple[IO[str], str, str, tuple[str, ...], str]] = []
         for local_rank, stream, path in shown:
             prefix = Template(template).safe_substitute(
                 role_name=self._job.role,
@@ -123,16 +130,26 @@ class Logs:
             source = open(path, "a+", errors="replace")  # noqa: SIM115 - for as long as the rank runs
             source.seek(0)
             filters, filtered = getattr(self._job, f"duplicate_{stream}_filters"), f"{folder}/filtered_{stream}.log"
-            sources.append((source, getattr(sys, stream), prefix, filters, filtered))
+            sources.append((source, stream, prefix, filters, filtered))
         is_last = False
         while not is_last:
             is_last = self._ended.wait(_LOOK_S)
-            for lines, target, prefix, filters, filtered in sources:
-                while line := lines.readline():
-                    target.write(f"{prefix}{line}")
-                    if any(text in line for text in filters):
-                        with open(filtered, "a", errors="replace") as file:
-                            file.write(f"{prefix}{line}")
-                target.flush()
+            for lines, stream, prefix, filters, filtered in sources:
+                for line in islice(iter(lines.readline, ""), None if is_last else _MOST_LINES):
+                    self._copy(f"{prefix}{line}", stream, filtered if any(text in line for text in filters) else "")
         for lines, *_ in sources:
             lines.close()
+
+    def _copy(self, line: str, stream: str, filtered: str) -> None:
+        """Write a line to a stream of the launcher, until that fails, and to a file; "": none."""
+        try:
+            if stream not in self._lost:
+                target = getattr(sys, stream)
+                target.write(line)
+                target.flush()
+        except OSError as error:
+            self._lost.add(stream)
+            say(f"no more lines are shown on {stream}: {error.strerror}; all are in {self._folder}")
+        if filtered:
+            with suppress(OSError), open(filtered, "a", errors="replace") as file:  # the disk may be full
+                file.write(line)

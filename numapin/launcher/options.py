@@ -61,6 +61,8 @@ def _signals(text: str) -> str:
     unknown = [name for name in map(str.strip, text.split(",")) if name not in signal.Signals.__members__]
     if unknown:
         raise ValueError(f"must be names of signals, such as SIGTERM,SIGUSR1; {unknown[0]} is not one")
+    if deadly := re.search("SIGKILL|SIGSTOP", text):
+        raise ValueError(f"must be signals that a program can handle; {deadly[0]} is not one")
     return text
 
 
@@ -264,13 +266,15 @@ def parse(
     `own` are the spellings of numapin's own options, and whether each takes a value; `python` runs scripts.
     """
     given: dict[str, str] = {}
+    names: dict[str, str] = {}  # of what is given, in messages
     for option in TORCHRUN_OPTIONS:
-        text = environ.get(f"PET_{option.key.upper()}")
+        variable = f"PET_{option.key.upper()}"
+        text = environ.get(variable)
         is_off = not option.value and text in ("", "0")
         if text is not None and not is_off:
-            given[option.key] = text
+            given[option.key], names[option.key] = text, variable
     typed: list[str] = []
-    words, on_line = list(arguments), set()
+    words = list(arguments)
     name = equals = value = ""
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.pop(0)
@@ -291,8 +295,7 @@ def parse(
         if torchruns is None:
             typed += [name, value] if own[name] else [name]
         else:
-            given[torchruns.key] = value
-            on_line.add(torchruns.key)
+            given[torchruns.key], names[torchruns.key] = value, torchruns.names[-1]
     if "print_completion" in given:
         raise UsageError("--print-completion is for torchrun's command lines", "numapin completion SHELL")
     if not words:
@@ -300,7 +303,10 @@ def parse(
             problem = f"there is no script to run: {value} is the value of {name}"
             raise UsageError(problem, f"{prog} {name} VALUE {value}")
         raise UsageError("there is no script to run", f"{prog} train.py")
-    options = {option.key: _value(option, given, prog) for option in TORCHRUN_OPTIONS}
+    options = {
+        option.key: _value(option, given.get(option.key), names.get(option.key, ""), prog)
+        for option in TORCHRUN_OPTIONS
+    }
     if options["no_python"] and options["module"] and not options["run_path"]:
         raise UsageError("--no-python cannot be combined with --module", f"{prog} --help")
     if options["run_path"]:
@@ -318,7 +324,7 @@ def parse(
         program=words[0],
         options=options,
         typed=frozenset(given),
-        is_id_typed="rdzv_id" in on_line,
+        is_id_typed=names.get("rdzv_id") == "--rdzv-id",
         shutdown_timeout_s=int(seconds),
     )
 
@@ -339,15 +345,16 @@ def _meant(name: str, prog: str) -> TorchrunOption:
     raise UsageError(f"no such option '{name}'", f"{prog} --help")
 
 
-def _value(option: TorchrunOption, given: Mapping[str, str], prog: str) -> Any:  # noqa: ANN401 - of this option
+def _value(option: TorchrunOption, text: str | None, name: str, prog: str) -> Any:  # noqa: ANN401 - of this option
     if not option.value:
-        return option.key in given
-    if option.key not in given:
+        if text and not _NUMBER.fullmatch(text):  # of a variable
+            raise UsageError(f"{name} is {text}; it must be 1 or 0", f"unset {name}")
+        return text is not None
+    if text is None:
         return option.default
-    text = given[option.key]
     if option.choices and text not in option.words:
-        raise UsageError(f"{option.names[-1]}: '{text}' is not one of {', '.join(option.words)}", f"{prog} --help")
+        raise UsageError(f"{name}: '{text}' is not one of {', '.join(option.words)}", f"{prog} --help")
     try:
         return option.read(text)
     except ValueError as error:
-        raise UsageError(f"{option.names[-1]} is {text}; it {error}", f"{prog} --help") from None
+        raise UsageError(f"{name} is {text}; it {error}", f"{prog} --help") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from contextlib import suppress
@@ -34,17 +35,29 @@ def require_program(
         return  # finding a module may run its package; the rank's own message names it
     if program == "-" and not no_python and not run_path:
         return  # the script is on stdin
-    exists = shutil.which if no_python and not run_path else os.path.exists
-    if not exists(program):
-        where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
+    is_python = run_path or not no_python
+    if not is_python and shutil.which(program):
+        return
+    if not os.path.exists(program):
+        where = ""
+        if not os.path.isabs(program):
+            with suppress(FileNotFoundError):  # the current folder may have been removed
+                where = f" in {os.getcwd()}"
         folder, name = os.path.split(program)
         beside: list[str] = []
-        if not no_python:
+        if is_python:
             with suppress(OSError), os.scandir(folder or ".") as entries:
                 beside = [entry.name for entry in islice(entries, _MOST_NAMES)]
         raise UsageError(f"{program} does not exist{where}{did_you_mean(name, beside)}", otherwise)
-    if os.path.isdir(program) and not os.path.exists(os.path.join(program, "__main__.py")):
-        raise UsageError(f"{program} is a folder without a __main__.py", f"name a script in it; {otherwise}")
+    if os.path.isdir(program):
+        if not is_python:
+            raise UsageError(f"{program} is a folder", "name a program in it")
+        if not os.path.exists(os.path.join(program, "__main__.py")):
+            raise UsageError(f"{program} is a folder without a __main__.py", f"name a script in it; {otherwise}")
+    elif not is_python and not os.access(program, os.X_OK):
+        raise UsageError(f"{program} may not be executed", f"chmod +x {shlex.quote(program)}")
+    elif not is_python:
+        raise UsageError(f"{program} is in no folder of PATH", f"name it with its folder: ./{program}")
 
 
 def keep_script(command: Sequence[str]) -> None:
@@ -58,14 +71,12 @@ def keep_script(command: Sequence[str]) -> None:
     example = "numapin run - < train.py"
     if os.isatty(_STDIN):
         raise UsageError("the script - is read from stdin, which is a terminal", example)
-    copy = os.memfd_create("numapin-script")
     try:
-        with os.fdopen(copy, "wb", closefd=False) as file:
+        os.fstat(_STDIN)  # if it is closed, the copy would be in its place, and empty
+        with os.fdopen(os.memfd_create("numapin-script"), "wb") as copy:
             while block := os.read(_STDIN, 1 << 20):
-                file.write(block)
-        os.lseek(copy, 0, os.SEEK_SET)
-        os.dup2(copy, _STDIN)
+                copy.write(block)
+            copy.seek(0)
+            os.dup2(copy.fileno(), _STDIN)
     except OSError as error:
         raise UsageError(f"the script - cannot be read from stdin: {error.strerror}", example) from None
-    finally:
-        os.close(copy)

@@ -145,8 +145,8 @@ class Alarm:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Restore the former handlers. Raises Stopped, with the ranks that did not end, for a StopSignal."""
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
+        for number, handler in self._former.items():  # Python cannot restore one of a preloaded C library: None
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._former_fd)
         self._ours.close()
         self._theirs.close()

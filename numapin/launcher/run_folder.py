@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.files import FOLDER, PLACE, make_folders, open_file, opened, require_own, require_stable, status_at
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, UsageError
-from numapin.rank.handover import REMEDY, REPORT
+from numapin.rank.handover import LOGS, REMEDY, REPORT
 from numapin.system.proc import is_running, start_time
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LAST: Final = "@last"
 _LOCK: Final = "lock"
 _HELD: Final = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
-_NUM_REPORTS: Final = 10
+_NUM_KEPT: Final = 10
 _UNLOCKED_S: Final = 3600  # a launcher locks a new folder within milliseconds
 
 _locks: Final[dict[str, int]] = {}  # by path: the descriptors of the locks that this process holds
@@ -41,9 +41,10 @@ _locks: Final[dict[str, int]] = {}  # by path: the descriptors of the locks that
 def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | None = None) -> Iterator[str]:
     """Make this run's folder (mode 0700) and yield its path.
 
-    In the default place, the folder is removed when the run succeeds. Otherwise the next run removes it, unless it is
-    one of the last ten with a report of failed ranks. In a folder that the user named with NUMAPIN_RUN_DIR, everything
-    stays. `report` is told which directories were skipped. Raises NumapinError if no folder can be made.
+    In the default place, the folder is removed when the run succeeds, unless it has logs. Otherwise a later run removes
+    it, unless it is one of the last ten with logs or a report of failed ranks. In a folder that the user named with
+    NUMAPIN_RUN_DIR, everything stays. `report` is told which directories were skipped. Raises NumapinError if no folder
+    can be made.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
     with ExitStack() as held:
@@ -52,7 +53,8 @@ def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | No
         else:
             path, base, folder = _begin_by_default(environ, report, held)
             yield path
-            _remove(base, os.path.basename(path), folder)
+            if status_at(folder, LOGS) is None:
+                _remove(base, os.path.basename(path), folder)
 
 
 def lock_of(folder: str) -> list[int]:
@@ -177,7 +179,7 @@ def _make(place: str, base: int, prefix: str, held: ExitStack, *, needs_lock: bo
 
 
 def _sweep(place: int) -> None:
-    """Remove the folders of this host's runs that have ended, except the last ten with a report of failed ranks.
+    """Remove the folders of this host's runs that have ended, except the last ten with logs or a report of a failure.
 
     If locks are local to a host, as on Lustre with localflock, those of other hosts' runs look free here.
     """
@@ -187,16 +189,16 @@ def _sweep(place: int) -> None:
     except PermissionError:  # one may make files in the directory but not list them
         return
     try:
-        num_reports = 0
+        num_kept = 0
         for name in sorted(filter(own.fullmatch, os.listdir(listed)), reverse=True):  # the newest first
             with suppress(OSError):  # removed at this moment, its lock is held, or it is another user's
-                num_reports += _sweep_one(listed, name, keep_report=num_reports < _NUM_REPORTS)
+                num_kept += _sweep_one(listed, name, may_keep=num_kept < _NUM_KEPT)
     finally:
         os.close(listed)
 
 
-def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
-    """Remove a folder of ours if no launcher holds its lock, else raise OSError; return whether its report was kept."""
+def _sweep_one(place: int, name: str, *, may_keep: bool) -> bool:
+    """Remove a folder of ours if no launcher holds its lock, else raise OSError; return whether it was kept."""
     with ExitStack() as opened_here:
         folder = lock = os.open(name, FOLDER, dir_fd=place)
         opened_here.callback(os.close, folder)
@@ -210,7 +212,7 @@ def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
         # Without a lock, its launcher died before it made one. A cleaner may also have removed the lock of a run that
         # is active: its launcher holds the folder itself.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_kept = keep_report and status_at(folder, REPORT) is not None
+        is_kept = may_keep and any(status_at(folder, kept) is not None for kept in (LOGS, REPORT))
         if not is_kept:
             _remove(place, name, folder)
         return is_kept

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
 REPORT: Final = "failure.txt"
+LOGS: Final = "logs"  # a folder with the ranks' output, unless --log-dir names another
 OBSERVED: Final = "observed-"
 LOADERS: Final = "loaders-"
 """The start of the names of records: of how a rank was bound, and of the loaders of a process."""

@@ -52,7 +52,11 @@ def main() -> None:
         )
         os._exit(1)
 
-    own = handover.take_slice(int(local_rank), os.environ)
+    try:
+        own = handover.take_slice(int(local_rank), os.environ)
+    except NumapinError as error:
+        say(f"rank {local_rank} does not start: {error.message}; hint: {error.hint}")
+        os._exit(1)
     applied = bind.apply(own)
     binding = own.json
     is_as_planned = all(text in binding for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls

@@ -192,6 +192,8 @@ def test_every_rank_gets_the_script_on_stdin(tmp_path: Path) -> None:
         2,
         "numapin: error: the script - is read from stdin, which is a terminal\r\n  hint: numapin run - < train.py\r\n",
     )
+    closed = call("sh", "-c", '"$@" <&-', "sh", *NUMAPIN, *DIRECT, "-")
+    assert (closed.status, "cannot be read from stdin: Bad file descriptor\n" in closed.err) == (2, True), closed.err
 
 
 @pytest.mark.parametrize(("command", "status"), [("run", 0), ("trace", 0), ("topo", -signal.SIGUSR1)])

@@ -145,7 +145,10 @@ def watch(file: str, folder: str) -> None:
 
     # 5. A signal writes the main thread's stack, whatever it is doing, into a file with this name in /proc/PID/fd.
     # No Python code needs to run for that. The program may close the file.
-    faulthandler.register(SIGRTMAX - 1, os.memfd_create("numapin-stack"), all_threads=False)
+    try:
+        faulthandler.register(SIGRTMAX - 1, os.memfd_create("numapin-stack"), all_threads=False)
+    except (AttributeError, OSError):  # a Python for older C libraries; a kernel that refuses it (vm.memfd_noexec)
+        pass
 
 
 def _trace_of(frame: FrameType | None) -> TracebackType | None:

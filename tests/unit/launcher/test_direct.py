@@ -9,13 +9,27 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from numapin import Request, make_plan
 from numapin.errors import NumapinError, Stopped
 from tests.pictures import golden_machine
-from tests.unit.launcher.seam import Alarm, HostPlace, LastLook, RankOutput, StartedRank, launch, notes_of, parse, ranks
+from tests.unit.launcher.seam import (
+    Alarm,
+    HostPlace,
+    Hosts,
+    LastLook,
+    Mailbox,
+    NotMet,
+    RankOutput,
+    StartedRank,
+    launch,
+    notes_of,
+    parse,
+    ranks,
+)
 
 
 @pytest.mark.parametrize("argument", ["a\0b", "x" * (1 << 18)], ids=["NUL", "too long"])
@@ -44,6 +58,58 @@ def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     assert Stopped(signal.SIGTERM, notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
 
 
+STAYS = "while :; do sleep 0.01; done"
+
+
+class _Others(Hosts):
+    """Other hosts: how many wait in each of their rounds, once a rank is ready; or the end of the rendezvous."""
+
+    def __init__(self, *news: int | NotMet) -> None:
+        self.news, self.num_rounds = news, 0
+
+    def join(self, alarm: Alarm) -> HostPlace:
+        alarm.ring()
+        self.num_rounds += 1
+        if self.num_rounds > len(self.news):
+            raise NotMet("the others did not come")
+        return HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
+
+    def num_waiting(self) -> int:
+        news = self.news[self.num_rounds - 1]
+        if isinstance(news, NotMet):
+            raise news
+        return news if Path("ready").exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("program", "news", "wanted"),
+    [
+        ("exit 3", (0,), "train.sh: rank 0 failed first: exit status 3"),
+        (
+            "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; touch ready; sleep 300",
+            (0, NotMet("it is lost")),
+            "it is lost",
+        ),
+        (f"trap 'kill $PPID' TERM; touch ready; {STAYS}", (1,), "stopped by SIGTERM; all ranks have ended"),
+    ],
+    ids=["no restart", "a failure before a restart", "a signal while ranks end for other hosts"],
+)
+def test_what_ends_a_job(
+    program: str, news: tuple[int | NotMet, ...], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure without a restart; what came after a restart, and not the failure before; a signal in any case."""
+    (tmp_path / "train.sh").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    words = ["--max-restarts=2", "--monitor-interval=0", "--shutdown-timeout=1", "--no-python", "./train.sh"]
+    job = parse(words, {}, {}, python="python3", prog="numapin run")
+    plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request(num_ranks=1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "hosts_of", lambda *_: _Others(*news))
+    with mock.patch.dict(os.environ), pytest.raises(NumapinError) as raised:
+        launch.launch(plan, job, str(tmp_path), Mailbox(), lambda: None)
+    assert raised.value.message.removeprefix("./") == wanted
+
+
 @pytest.mark.parametrize("is_heard", [False, True], ids=["of this host", "heard from another"])
 def test_one_press_of_ctrl_c(monkeypatch: pytest.MonkeyPatch, *, is_heard: bool) -> None:
     """It may arrive twice, from a terminal and from `timeout` or another host; half a second later it is a new one."""
@@ -59,6 +125,16 @@ def test_one_press_of_ctrl_c(monkeypatch: pytest.MonkeyPatch, *, is_heard: bool)
             clock.monotonic = lambda now_s=now_s: now_s
             signal.raise_signal(signal.SIGINT)
             assert alarm.is_urgent() == is_urgent
+
+
+def test_a_handler_that_is_not_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preloaded library may have installed one, which Python cannot restore: the job ends as without it."""
+    with monkeypatch.context() as patch, Alarm({signal.SIGUSR2}):
+        patch.setattr(signal, "signal", lambda *_: None)
+        alarm = Alarm({signal.SIGUSR2}).__enter__()
+        patch.undo()
+        alarm.__exit__(None, None, None)
+        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])

@@ -105,13 +105,25 @@ def test_a_signal_ends_a_wait() -> None:
     never.set()
 
 
-def test_a_backend_that_torch_does_not_have() -> None:
+def meet(*options: str) -> SeveralHosts:
+    job = parse(("--nnodes=1:2", *options, "train.py"), {}, {}, python="python3", prog="numapin run")
+    return SeveralHosts(job, 1, Waiting())  # type: ignore[arg-type] # of the launcher's signals, `ring` is enough
+
+
+@pytest.mark.parametrize(
+    ("backend", "endpoint", "settings"),
+    [("c10dd", "localhost:1", "a=b"), ("", "localhost:1", "a=b"), ("static", "head", "a=b"), ("c10d", "", "run_id=x")],
+)
+def test_what_torch_refuses(backend: str, endpoint: str, settings: str) -> None:
     """The message names the option, and the hint one that works, instead of torch's traceback."""
-    line = ("--nnodes", "2", "--rdzv-backend", "c10dd", "--rdzv-endpoint", "localhost:1", "train.py")
-    job = parse(line, {}, {}, python="python3", prog="numapin run")
-    with pytest.raises(UsageError, match="--rdzv-backend c10dd: ") as raised:
-        SeveralHosts(job, 1, Waiting())  # type: ignore[arg-type] # of the launcher's signals, `ring` is enough
-    assert raised.value.hint == "several hosts meet with: --rdzv-backend c10d"
+    with pytest.raises(UsageError, match=f"--rdzv-backend {backend}: ") as raised:
+        meet("--rdzv-backend", backend, "--rdzv-endpoint", endpoint, "--rdzv-conf", settings)
+    assert raised.value.hint == "several hosts meet with: --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+
+
+def test_an_address_in_brackets() -> None:
+    """MASTER_ADDR has none, as under torchrun."""
+    assert meet("--rdzv-backend=static", "--rdzv-endpoint=[::1]:29511")._master == ("::1", 29511)
 
 
 def test_the_host_of_the_rendezvous_is_gone() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from numapin.errors import UsageError
-from tests.unit.launcher.seam import HostPlace, Logs, parse
+from tests.unit.launcher.seam import HostPlace, Logs, parse, require_program
+from tests.waiting import wait_until
+
+ONE = HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
 
 
 @pytest.mark.parametrize(
@@ -38,11 +43,75 @@ def test_how_lines_begin(
     assert capsys.readouterr().out == f"{begins}a step\n{begins}another\n"
 
 
+def test_all_attempts_have_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under torchrun, also if --log-dir is relative; a rank that changes its folder still finds its error file."""
+    monkeypatch.chdir(tmp_path)
+    logs = Logs(parse(["--log-dir", "logs/", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    errors = [Path(logs.begin(attempt, ONE, str(tmp_path))[0].error) for attempt in (0, 1)]
+    (folder,) = tmp_path.glob("logs/*")
+    assert errors == [folder / f"attempt_{attempt}" / "0" / "error.json" for attempt in (0, 1)]
+
+
+def test_an_error_of_a_former_round(tmp_path: Path) -> None:
+    """When hosts join, ranks start again without a new attempt: what the former ones recorded is not theirs."""
+    logs = Logs(parse(["train.py"], {}, {}, python="python3", prog="numapin run"))
+    for _ in range(2):
+        (own,) = logs.begin(0, ONE, str(tmp_path))
+        assert not Path(own.error).exists()
+        Path(own.error).touch()
+
+
+def test_a_stream_that_takes_no_more_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind `| head`, one line says where all output is; the other stream, and the filters, go on."""
+    words = ["--tee=3", "--duplicate-stdout-filters=line", "--log-dir", str(tmp_path / "logs"), "train.py"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        logs = Logs(parse(words, {}, {}, python="python3", prog="numapin run"))
+        (own,) = logs.begin(0, ONE, str(tmp_path))
+        Path(own.stdout).write_text("line 1\nline 2\n")
+        Path(own.stderr).write_text("an error\n")
+        logs.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # it is flushed when it is closed
+    (folder,) = tmp_path.glob("logs/*")
+    said = f"numapin: no more lines are shown on stdout: Broken pipe; all are in {folder}\n"
+    assert capsys.readouterr().err == f"{said}[default0]:an error\n"
+    assert (folder / "attempt_0" / "filtered_stdout.log").read_text() == "[default0]:line 1\n[default0]:line 2\n"
+
+
+def test_a_rank_that_writes_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the others are shown meanwhile."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    logs = Logs(parse(["--tee=1", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    much, little = logs.begin(0, ONE._replace(num_ranks=2), str(tmp_path))
+    Path(much.stdout).write_text("a line\n" * 50_000)
+    Path(little.stdout).write_text("a step\n")
+    assert wait_until(lambda: "a step" in shown.getvalue(), limit_s=60)
+    logs.close()
+    lines = shown.getvalue().splitlines()
+    assert lines.index("[default1]:a step") < 30_000 < len(lines) == 50_001
+
+
+def test_a_current_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing there is named."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match=r"^train\.py does not exist\n"):
+        require_program("train.py", module=False, no_python=False, run_path=False)
+    logs = Logs(parse(["--log-dir", "logs", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    with pytest.raises(UsageError, match="can be made in logs: No such file"):
+        logs.begin(0, ONE, str(tmp_path))
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     """Names the folder and the reason, and the option that chooses another one."""
-    place = HostPlace(0, 1, 2, 0, 2, 0, 2, "127.0.0.1", 1, "job")
     (tmp_path / "file").touch()
     line = ["--log-dir", f"{tmp_path}/file/logs", "train.py"]
     with pytest.raises(UsageError, match=f"can be made in {tmp_path}/file/logs: Not a directory") as caught:
-        Logs(parse(line, {}, {}, python="python3", prog="numapin run")).begin(0, place, str(tmp_path))
+        Logs(parse(line, {}, {}, python="python3", prog="numapin run")).begin(0, ONE, str(tmp_path))
     assert "--log-dir DIR" in caught.value.hint

@@ -129,7 +129,7 @@ def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> Non
     """
     environ = {variable: str(tmp_path)}
     over = _left(tmp_path, OVER)
-    (over / "logs").symlink_to(tmp_path)
+    (over / "link").symlink_to(tmp_path)
     with run_folder.run_directory(environ) as live:
         # flock is per open file: this process's second run sees the first one's lock as another process would.
         for _ in range(2):
@@ -174,7 +174,7 @@ def test_a_launcher_that_is_killed_while_it_removes_its_folder(tmp_path: Path, n
     if child == 0:
         vars(os)["unlink"] = and_die
         with run_folder.run_directory(environ) as folder:
-            for name in (*names, "logs/x"):
+            for name in (*names, "cache/x"):
                 Path(folder, name).parent.mkdir(exist_ok=True)
                 Path(folder, name).touch()
         os._exit(0)
@@ -385,15 +385,20 @@ def test_systemd_tmpfiles_leaves_an_active_run(tmp_path: Path) -> None:
     assert not ended.exists()
 
 
-def test_the_last_ten_reports_stay(tmp_path: Path) -> None:
-    """A failed run leaves its folder until the next; a report of failed ranks stays until there are ten newer ones."""
+@pytest.mark.parametrize("kept", [handover.REPORT, handover.LOGS])
+def test_the_last_ten_reports_and_logs_stay(tmp_path: Path, kept: str) -> None:
+    """A failed run leaves its folder until the next; one with a report or logs stays until there are ten newer ones.
+
+    Logs also stay if the run succeeds.
+    """
     environ = {"TMPDIR": str(tmp_path)}
     folders = []
     for number in range(13):
         with suppress(KeyError), run_folder.run_directory(environ) as folder:
             if number < 12:
-                Path(folder, handover.REPORT).touch()
-            raise KeyError
+                Path(folder, kept).touch()
+            if number == 12 or kept == handover.REPORT:
+                raise KeyError
         # Runs that start in the same second have names in no order.
         folders.append(Path(folder).rename(re.sub("-[0-9]{6}-", f"-{number:06}-", folder)))
     with run_folder.run_directory(environ):

@@ -201,14 +201,21 @@ def test_modules_beside_the_script(run: Callable[..., Ended]) -> None:
         assert "in <module>\n    raise ValueError(" in done.text
 
 
-def test_an_entry_of_the_path_that_is_no_text(tmp_path: Path) -> None:
-    """A program's .pth file may add a Path; exceptions are recorded nevertheless."""
-    path = (
-        f"import pathlib, sys\nsys.path[:0] = [{HOOK!r}, pathlib.Path('x')]\nsys.modules.pop('sitecustomize', None)\n"
-    )
-    text = f"{path}try: import sitecustomize\nexcept ImportError: pass\n1 / 0"
-    _started([sys.executable, "-c", text], tmp_path, TORCHELASTIC_ERROR_FILE=FILE)
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import pathlib; sys.path.insert(0, pathlib.Path('x'))",  # as a .pth file may
+        "del os.memfd_create",  # some builds of Python lack it
+        "os.memfd_create = lambda _: os.stat('/nonexistent')",  # the kernel may refuse it: vm.memfd_noexec
+    ],
+)
+def test_an_unusual_python(tmp_path: Path, before: str) -> None:
+    """Exceptions are recorded, and the other parts of the hook start."""
+    again = f"import os, sys; {before}; sys.path.insert(0, {HOOK!r}); sys.modules.pop('sitecustomize', None)\n"
+    text = f"{again}try: import sitecustomize\nexcept ImportError: pass\nprint(sys.meta_path[0])\n1 / 0"
+    done = _started([sys.executable, "-c", text], tmp_path, TORCHELASTIC_ERROR_FILE=FILE, NUMAPIN_DATALOADER="numapin")
     assert "ZeroDivisionError" in (tmp_path / FILE).read_text()
+    assert "TorchWatch" in done.stdout
 
 
 HUGE = """

@@ -136,6 +136,16 @@ def test_a_slice_that_is_not_ours(text: str) -> None:
         handover.take_slice(0, {"NUMAPIN_SLICE_0": text})
 
 
+def test_a_rank_without_a_plan() -> None:
+    """A cleaner may have removed the plan of a large job meanwhile: one line says so, and no program starts."""
+    told = ["--local-rank=0", f"--launcher={os.getpid()}", f"--exec={sys.executable}", "-c", "print('on')"]
+    command = [sys.executable, "-I", "-S", "-c", shim.CODE, *told]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"NUMAPIN_RUN_DIR": "/gone"})
+    assert (done.returncode, done.stdout) == (1, "")
+    said = "NUMAPIN_SLICE_0 is unset, and NUMAPIN_RUN_DIR has no plan.json; hint: start the run again"
+    assert done.stderr == f"numapin: rank 0 does not start: {said}\n"
+
+
 def test_a_rank_without_a_record(tmp_path: Path) -> None:
     """A run directory that cannot be written causes a message, and the job goes on."""
     (tmp_path / "file").touch()
