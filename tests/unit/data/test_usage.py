@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +166,26 @@ class TestLog:
             usage_log.note_path(SimpleNamespace(counts=seam.Counts()))  # type: ignore[arg-type]
             usage_log.note_other(Odd(), "num_workers=0")
         assert len(writes) == 3  # an empty one first
+
+    def test_threads_share_one_record(self, tmp_path: Path) -> None:
+        """Threads that make their first iterators at the same time count in the same record."""
+        barrier, interval = threading.Barrier(8), sys.getswitchinterval()
+
+        def note() -> None:
+            barrier.wait()
+            usage_log.note_other(Odd(), "a")
+
+        threads = [threading.Thread(target=note) for _ in range(8)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        at_exit()
+        assert sum(other.number for other in written(tmp_path).others) == 8
 
     def test_a_folder_that_is_gone_is_reported_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
