@@ -96,6 +96,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any object
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray):
+            if type(value) is numpy.memmap:
+                value = value.view(numpy.ndarray)  # numpy writes the bytes of a subclass into the pickle
             if value.dtype.hasobject:  # it is restored from a list, for which numpy takes no other sequence
                 return pickle.loads, (pickle.dumps(value, 5),)
             if type(value) is numpy.ndarray and not (value.flags.c_contiguous or value.flags.f_contiguous):

@@ -169,6 +169,16 @@ def test_an_array_is_a_read_only_view(array: np.ndarray[Any, Any]) -> None:
     assert shared.size == 0 or is_in_file(shared.ctypes.data)
 
 
+def test_an_array_in_a_mapped_file_is_shared(tmp_path: Path) -> None:
+    """An array that numpy maps from a file, alone or in an object, comes back as any other array."""
+    np.save(tmp_path / "a.npy", np.arange(5000))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for shared, original in ((numapin.share(mapped), mapped), (numapin.share([mapped[::2]])[0], mapped[::2])):
+        assert type(shared) is np.ndarray
+        assert np.array_equal(shared, original)
+        assert is_in_file(shared.ctypes.data)
+
+
 def test_bytes_are_a_read_only_view() -> None:
     """Bytes on their own come back as a memoryview; a short text and a number come back as they are."""
     shared = numapin.share(b"abc")
