@@ -163,7 +163,8 @@ def put_on(device: torch.device, data: object) -> object:
     def move(value: Any) -> object:  # noqa: ANN401 - anything with `to`
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
             value = value.pin_memory()
-        return value.to(device, non_blocking=True)
+        # Of other objects, many have a `to` of their own, which takes the device only.
+        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value.to(device)
 
     storages = torch.UntypedStorage | torch.TypedStorage
     return rebuild(data, move, is_leaf=lambda value: hasattr(value, "to") and not isinstance(value, storages))
