@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _WORD: Final = struct.Struct("<Q")
 _LONG: Final = 1000  # entries; shorter lists inside of other data are pickled with it
 _LONG_TEXT: Final = 1 << 20
-_CHUNK: Final = 4096  # entries that are written at once
+_CHUNK: Final = 64  # entries that are written at once: few, because they are in memory twice more until then
 _RUN_BYTES: Final = 1 << 15  # records that iteration decodes at once
 _MAX_DEPTH: Final = 20
 _ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})

@@ -11,6 +11,7 @@ import mmap
 import os
 import pickle
 import resource
+import tracemalloc
 import warnings
 from collections import namedtuple
 from contextlib import suppress
@@ -214,6 +215,17 @@ def test_an_arrow_table_is_a_view() -> None:
     buffers = [buffer for column in shared.columns for chunk in column.chunks for buffer in chunk.buffers() if buffer]
     assert buffers
     assert all(is_in_file(buffer.address) for buffer in buffers)
+
+
+def test_long_entries_are_not_all_copied_at_once() -> None:
+    """Writing a list takes memory for some of its entries, not for another list."""
+    entries = [bytes(1 << 18) for _ in range(400)]  # 100 MiB
+    tracemalloc.start()
+    shared = numapin.share(entries)
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(shared[-1]) == 1 << 18
+    assert peak < 50 << 20
 
 
 def test_memory_goes_with_the_last_view() -> None:
