@@ -175,7 +175,10 @@ def transformed(function: Function, batch: object, number: int) -> object:
     if isinstance(batch, ExceptionWrapper):  # a worker's error, which torchdata's iterators still have to count
         return batch
     try:
-        return function(batch)
+        try:
+            return function(batch)
+        except StopIteration as error:  # e.g. of next() in it: would end the epoch early, without a word
+            raise RuntimeError("device_transform raised StopIteration") from error
     except Exception:  # noqa: BLE001 - it is the user's
         return ExceptionWrapper(where=f"in device_transform of batch {number}")
 
