@@ -155,18 +155,35 @@ def test_a_failure_of_the_first_rank_reaches_all() -> None:
     assert "NumapinError: local rank 0 did not share its data: KeyError: 'missing'" in second.err
 
 
-def test_a_process_that_the_first_rank_forked_does_not_hide_its_death() -> None:
-    """If the first rank is killed, the others raise an error although a process that it forked still runs."""
-    text = f"""{BEGIN}
-def load():
+FORK_AND_DIE = f"""{BEGIN}
+def fork():
     if os.fork() == 0:
         os.closerange(0, 3)
         time.sleep(200)
         os._exit(0)
+def load():
+    fork()
     wait_for_the_other()
     os.kill(os.getpid(), 9)
-numapin.share(load, timeout_s=1000)
+def die_while_it_waits():
+    wait_for_the_other()
+    time.sleep(1)  # until the other one's request has been read
+    fork()
+    os.kill(os.getpid(), 9)
 """
+IN_THREAD = """
+import threading
+os.environ["LOCAL_WORLD_SIZE"] = "3"  # of which one does not come
+if os.environ["RANK"] == "0":
+    threading.Thread(target=die_while_it_waits).start()
+numapin.share([1], timeout_s=1000)
+"""
+
+
+@pytest.mark.parametrize("call", ["numapin.share(load, timeout_s=1000)", IN_THREAD], ids=["makes data", "waits"])
+def test_a_process_that_the_first_rank_forked_does_not_hide_its_death(call: str) -> None:
+    """If the first rank is killed, the others raise an error although a process that it forked still runs."""
+    text = f"{FORK_AND_DIE}{call}"
     first, second = ranks(text, 2)
     assert first.status == -signal.SIGKILL
     assert "the first rank of this host ended before it had shared the data" in second.err
