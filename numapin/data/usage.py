@@ -110,7 +110,8 @@ class JobUsage:
                 counts[1:] = [f"at least {counts[1]}"] if num_batches else []
             parts = [f"{', '.join(counts)} by numapin{of_ranks}"]
         else:
-            parts = ["no loader by numapin" if others else "no process recorded a DataLoader"]
+            nothing = "no record of a DataLoader can be read" if self.unread else "no process recorded a DataLoader"
+            parts = ["no loader by numapin" if others else nothing]
         if others:
             parts.append(f"{counted(others.total(), 'loader')} not: {_shown(others)}")
         if outside:

@@ -62,6 +62,10 @@ LINES: Final[dict[str, tuple[str, str]]] = {
         "without Python's exit handlers (killed, or os._exit); "
         "loaders-2-0-7.json cannot be read: no",
     ),
+    "unreadable records only": (
+        line(unread=("loaders-0-0-7.json cannot be read: no",)),
+        "no record of a DataLoader can be read; loaders-0-0-7.json cannot be read: no",
+    ),
 }
 STRICT: Final[dict[str, tuple[tuple[seam.LoaderUsage, ...], bool]]] = {
     "a loader on the path": ((usage(num_loaders=1),), True),
