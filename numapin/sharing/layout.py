@@ -140,10 +140,14 @@ class _Pickler(pickle.Pickler):
         return "dict", *lists, *positions
 
     def _put_tensor(self, tensor: Any) -> Reference:  # noqa: ANN401 - torch may be missing
-        if tensor.device.type != "cpu" or "strided" not in str(tensor.layout) or tensor.is_quantized:
-            seen = f"its device is {tensor.device}, its layout {tensor.layout}"
-            raise UsageError(f"only dense CPU tensors can be shared; {seen}", "share tensor.cpu(), or its values()")
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        if tensor.device.type != "cpu" or layout != "strided" or tensor.is_quantized:
+            seen = f"its device is {tensor.device}, its layout {layout}, its dtype {tensor.dtype}"
+            hint = "share tensor.cpu(), or its parts, such as values() or unbind()"
+            raise UsageError(f"only dense CPU tensors can be shared; {seen}", hint)
         dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        if dense.nbytes and not dense.data_ptr():  # zeros that autograd makes without memory
+            dense = dense.clone()
         content = memory.view_of(memory.window(dense.data_ptr(), dense.nbytes, owner=dense)) if dense.nbytes else b""
         position = self._draft.put(content, is_aligned=True)
         return "tensor", position, str(dense.dtype).removeprefix("torch."), tuple(dense.shape), dense.stride()

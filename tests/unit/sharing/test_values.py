@@ -119,8 +119,9 @@ def test_keys_are_found_as_in_a_dict() -> None:
         torch.tensor([1 + 2j, 3j]).conj(),
         torch.empty(0, 3),
         torch.ones(3, requires_grad=True),
+        torch._efficientzerotensor((3,)),
     ],
-    ids=["dense", "transposed", "strided", "scalar", "conjugated", "empty", "requires grad"],
+    ids=["dense", "transposed", "strided", "scalar", "conjugated", "empty", "requires grad", "zeros without memory"],
 )
 def test_a_tensor_is_a_view(tensor: torch.Tensor) -> None:
     """A tensor has its value, dtype and shape, alone and in containers, and its memory is the sealed file."""
@@ -366,12 +367,14 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "a function": (lambda: numapin.share([lambda: 1]), "AttributeError: ", "can be pickled"),
     "a cycle": (lambda: numapin.share(endless()), "RecursionError: ", "can be pickled"),
     "a device": (lambda: numapin.share([torch.empty(2, device="meta")]), "its device is meta", r"tensor\.cpu\(\)"),
+    "nested": (lambda: numapin.share(torch.nested.nested_tensor([torch.ones(2)])), "its layout nested", r"unbind\(\)"),
     "a placement": (lambda: numapin.share([1], placement="near"), "'near' is unknown", "interleave, per-node"),
     "a pickle": (lambda: pickle.dumps(numapin.share([1])), "only for a new process", "before the process starts"),
     "a worker": (lambda: list(DataLoader(CALLS, num_workers=1)), "in a DataLoader worker", "call it in the rank"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_remedy(name: str) -> None:
     """What cannot be shared is a UsageError that says what was seen and what to do, and leaves no descriptor behind."""
