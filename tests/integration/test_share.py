@@ -128,6 +128,28 @@ show(found=[first[0], second[0], *named])
     assert [rank["found"] for one in done for rank in found_by(one.out)] == [[1, 2, *range(6)]] * 2, done
 
 
+PER_NODE = f"""{BEGIN}
+import numapin.sharing.call as call
+call.usable_nodes = lambda: call.CpuSet({{0, 1000}})
+call._own_node = lambda nodes: 1000 * (os.environ["RANK"] == "1")
+shared = numapin.share(load, placement="per-node")
+show(last=shared[-1], files=files())
+time.sleep(1) # so that no other file gets the same number
+"""
+
+
+def test_each_node_has_a_copy() -> None:
+    """Ranks of one node share its copy. The kernel refuses a node here; the warning names it, at the user's line."""
+    done = ranks(PER_NODE, 3)
+    found = [found_by(one.out)[0] for one in done]
+    assert [rank["last"] for rank in found] == [["4999.jpg", 4999]] * 3
+    assert found[0]["files"] == found[2]["files"] != found[1]["files"]
+    (warning,) = [line for line in done[0].err.splitlines() if "RuntimeWarning" in line]
+    assert warning.startswith("<string>:")
+    assert "pages cannot be placed on nodes 1000" in warning
+    assert [done[1].err, done[2].err] == ["", ""]
+
+
 RANK = "int(os.environ['RANK'])"
 DIFFERENT = [
     (f"numapin.share([0] * (3 + {RANK}))", "a list of length 3", "a list of length 4"),
