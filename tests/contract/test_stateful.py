@@ -239,7 +239,7 @@ def test_own_arguments() -> None:
         Ours(items(), worker_threads=-1)
 
 
-class WithNames(Ours):
+class WithNames(numapin.StatefulDataLoader[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict["loader"])
 
