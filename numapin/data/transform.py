@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import ref
 
@@ -192,12 +193,13 @@ def _storages_in(value: object) -> set[torch.UntypedStorage]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a function may return anything
-    """Yield the tensors in a value, in containers and in attributes of objects that are not callable."""
+    """Yield the tensors in a value, in containers and in attributes of objects, but not of callables and modules."""
     seen: dict[int, object] = {}  # the objects, too: another one could get the number of one that is gone
     left = [value]
+    others = str | bytes | bytearray | memoryview | range | ModuleType  # numpy's attributes alone would take a second
     while left:
         value = left.pop()
-        if id(value) in seen or isinstance(value, str | bytes | bytearray | memoryview | range) or callable(value):
+        if id(value) in seen or isinstance(value, others) or callable(value):
             continue
         seen[id(value)] = value
         if not isinstance(value, torch.Tensor):

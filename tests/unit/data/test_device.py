@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -250,7 +251,10 @@ def test_tensors_are_found_wherever_they_are() -> None:
     ring.second.first.append(ring)
     packed = torch.nn.utils.rnn.pack_sequence([tensors[7]])
     sparse = [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.eye(3).to_sparse_csc()]
-    found = list(tensors_in([listed, ring, packed, "text", b"bytes", np.zeros(3), None, print, Listed, sparse]))
+    module = ModuleType("with_tensors")
+    module.tensor = tensors[9]  # type: ignore[attr-defined]
+    others = ["text", b"bytes", np.zeros(3), None, print, Listed, module]
+    found = list(tensors_in([listed, ring, packed, others, sparse]))
     expected = (*tensors[:7], tensors[8], packed.data, packed.batch_sizes)
     assert {id(tensor) for tensor in expected} <= {id(one) for one in found}
     places = {one.data_ptr() for one in found}
