@@ -314,6 +314,19 @@ def test_programs_do_not_inherit_the_memory() -> None:
     assert not os.get_inheritable(sealed.Sealed(descriptor).fd)
 
 
+def test_without_a_descriptor_the_remedy_is_named() -> None:
+    """Python's mmap needs one; that none is free is no lack of memory."""
+    descriptor = os.memfd_create("shared")
+    os.truncate(descriptor, mmap.PAGESIZE)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(numapin.NumapinError, match=r"(?s)cannot be mapped: Too many open files.*hint: .*ulimit -n"):
+            sealed.Sealed(descriptor)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_worker_sends_views() -> None:
     """Items that are views of shared data arrive as copies, which do not contain the rest of the data."""
     rows = np.arange(4 << 16).reshape(4, -1)
