@@ -109,8 +109,8 @@ def _filled(fill: Callable[[Unsealed], object], nodes: CpuSet) -> Sealed:
     except OSError as error:
         if error.errno not in _NO_MEMORY:  # raised by a method of the user's
             raise
-        problem = f"there is no memory for the shared data: {error.strerror}"
-        raise NumapinError(problem, "see: free -h; ulimit -n") from None
+        problem = f"the shared data cannot be stored: {error.strerror}"
+        raise NumapinError(problem, "see: free -h; ulimit -a") from None
     except (AttributeError, TypeError, ValueError, RecursionError, BufferError, pickle.PicklingError) as error:
         problem = f"the data cannot be shared: {type(error).__name__}: {error}"
         raise UsageError(problem, "share lists, dicts, tensors, arrays, or objects that can be pickled") from error

@@ -14,6 +14,7 @@ import resource
 import tracemalloc
 import warnings
 from collections import namedtuple
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -314,17 +315,33 @@ def test_programs_do_not_inherit_the_memory() -> None:
     assert not os.get_inheritable(sealed.Sealed(descriptor).fd)
 
 
-def test_without_a_descriptor_the_remedy_is_named() -> None:
-    """Python's mmap needs one; that none is free is no lack of memory."""
+def map_one() -> sealed.Sealed:
     descriptor = os.memfd_create("shared")
     os.truncate(descriptor, mmap.PAGESIZE)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return sealed.Sealed(descriptor)  # Python's mmap opens another one
+
+
+def store_long_bytes() -> Any:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return numapin.share([bytes(100_000)])
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "problem"),
+    [
+        (map_one, resource.RLIMIT_NOFILE, r"cannot be mapped: Too many open files.*hint: .*ulimit -n"),
+        (store_long_bytes, resource.RLIMIT_FSIZE, r"cannot be stored: File too large.*hint: .*ulimit -a"),
+    ],
+)
+def test_a_limit_that_is_too_low_is_named(call: Callable[[], object], kind: int, problem: str) -> None:
+    """The error does not speak of memory where files are limited."""
+    limits = resource.getrlimit(kind)
     try:
-        with pytest.raises(numapin.NumapinError, match=r"(?s)cannot be mapped: Too many open files.*hint: .*ulimit -n"):
-            sealed.Sealed(descriptor)
+        with pytest.raises(numapin.NumapinError, match=f"(?s){problem}"):
+            call()
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(kind, limits)
 
 
 def test_a_worker_sends_views() -> None:
