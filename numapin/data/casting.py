@@ -28,8 +28,7 @@ _HINT: Final = "use e.g. cast=torch.bfloat16, or cast={torch.float32: torch.bflo
 def casts_of(cast: Any) -> Casts:  # noqa: ANN401 - a user may pass anything
     """Return the pairs for a user's `cast`: None, a dtype for all wider floating-point tensors, or a mapping.
 
-    Raises:
-        UsageError: It is something else, or a pair would not make floating-point tensors smaller.
+    Raises UsageError for something else, and for a pair that would not make floating-point tensors smaller.
     """
     if cast is None:
         return ()

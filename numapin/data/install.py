@@ -19,7 +19,7 @@ import torch.utils.data
 from numapin.base.stderr import say
 from numapin.data import torch_names, usage
 from numapin.data.casting import cast_batch
-from numapin.data.iterator import LaneIterator, iterator_of
+from numapin.data.iterator import LaneIterator, iterator_of, pins_elsewhere
 from numapin.data.path import PathOptions
 from numapin.data.torch_names import _BaseDataLoaderIter
 from numapin.data.transform import move_and_transform
@@ -97,7 +97,7 @@ def _take_over(cls: Any, package: str) -> None:
         options: PathOptions | None = getattr(self.pin_memory_device, "options", _Everywhere.options)
         if options is None:
             return torchs_own(self)
-        if self.num_workers and os.environ.get("RANK", "0") == "0":
+        if self.num_workers and os.environ.get("RANK", "0") == "0" and not pins_elsewhere(self):
             _say_once("torch's DataLoader uses numapin's data path")
         return iterator_of_it(self, options)
 

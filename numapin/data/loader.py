@@ -257,8 +257,7 @@ class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
             if name in ("state_dict", "load_state_dict"):
                 hint = "use numapin.StatefulDataLoader in place of numapin.DataLoader; its arguments are the same"
                 raise LoaderStateError(f"{type(self).__name__}.{name}(): numapin.DataLoader has no state", hint)
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(message, name=name, obj=self)
+            return super().__getattribute__(name)  # raises the error again: a property's may be about something else
 
     if not torch_names.why_off():
 

@@ -111,7 +111,7 @@ class StatefulDataLoader(OnPath, _TorchdataLoader[T_co]):
     def close(self) -> None:
         """Stop the workers and release the memory, as `numapin.DataLoader.close` does. Take the state before."""
         super().close()
-        self.load_state_dict({})  # forgets an iterator that state_dict() has started
+        super().load_state_dict({})  # forgets an iterator that state_dict() has started
 
     if not torch_names.why_off(torch_names.TORCHDATA):
 

@@ -141,12 +141,7 @@ class Counts:
         self.slots_made += head.made_bytes > 0
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
-        """Count a batch that was yielded.
-
-        Args:
-            waited_s: The time inside `next()`.
-            stepped_s: The time since the previous batch was yielded. None: this is the first.
-        """
+        """Count a batch that was yielded, and the time since the one before; None: it is an iterator's first."""
         self.batches += 1
         self.total_wait_s += waited_s
         if stepped_s is not None:

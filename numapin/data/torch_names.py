@@ -7,10 +7,10 @@ is a stand-in, so that they can still be imported.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import version
 from inspect import CO_VARARGS, unwrap
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -159,7 +159,7 @@ def why_off(package: str = TORCH) -> str:
     problem = _first_problem(package, _in_process)
     if not problem and package == TORCH and torch.version.cuda is not None:
         problem = next((f"has no torch._C.{name}" for name in CUDA_NAMES if not hasattr(torch._C, name)), "")  # noqa: SLF001
-    return problem and f"{package} {version(package)} {problem}"
+    return problem and f"{package} {sys.modules[package].__version__} {problem}"
 
 
 def explained(package: str = TORCH) -> str:

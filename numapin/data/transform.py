@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import ref
 
@@ -163,7 +164,8 @@ def put_on(device: torch.device, data: object) -> object:
     def move(value: Any) -> object:  # noqa: ANN401 - anything with `to`
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
             value = value.pin_memory()
-        return value.to(device, non_blocking=True)
+        # Of other objects, many have a `to` of their own, which takes the device only.
+        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value.to(device)
 
     storages = torch.UntypedStorage | torch.TypedStorage
     return rebuild(data, move, is_leaf=lambda value: hasattr(value, "to") and not isinstance(value, storages))
@@ -174,7 +176,10 @@ def transformed(function: Function, batch: object, number: int) -> object:
     if isinstance(batch, ExceptionWrapper):  # a worker's error, which torchdata's iterators still have to count
         return batch
     try:
-        return function(batch)
+        try:
+            return function(batch)
+        except StopIteration as error:  # e.g. of next() in it: would end the epoch early, without a word
+            raise RuntimeError("device_transform raised StopIteration") from error
     except Exception:  # noqa: BLE001 - it is the user's
         return ExceptionWrapper(where=f"in device_transform of batch {number}")
 
@@ -188,12 +193,13 @@ def _storages_in(value: object) -> set[torch.UntypedStorage]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a function may return anything
-    """Yield the tensors in a value, in containers and in attributes of objects that are not callable."""
+    """Yield the tensors in a value, in containers and in attributes of objects, but not of callables and modules."""
     seen: dict[int, object] = {}  # the objects, too: another one could get the number of one that is gone
     left = [value]
+    others = str | bytes | bytearray | memoryview | range | ModuleType  # numpy's attributes alone would take a second
     while left:
         value = left.pop()
-        if id(value) in seen or isinstance(value, str | bytes | bytearray | memoryview | range) or callable(value):
+        if id(value) in seen or isinstance(value, others) or callable(value):
             continue
         seen[id(value)] = value
         if not isinstance(value, torch.Tensor):

@@ -110,7 +110,8 @@ class JobUsage:
                 counts[1:] = [f"at least {counts[1]}"] if num_batches else []
             parts = [f"{', '.join(counts)} by numapin{of_ranks}"]
         else:
-            parts = ["no loader by numapin" if others else "no process recorded a DataLoader"]
+            nothing = "no record of a DataLoader can be read" if self.unread else "no process recorded a DataLoader"
+            parts = ["no loader by numapin" if others else nothing]
         if others:
             parts.append(f"{counted(others.total(), 'loader')} not: {_shown(others)}")
         if outside:
@@ -138,22 +139,21 @@ class UsageLog:
     """The record of one process."""
 
     def __init__(self, folder: str, *, rank: int, restart: int) -> None:
-        """Make an empty record in the run's folder, for the rank and restart that the process belongs to.
-
-        A full disk still has room for it, and `--strict` refuses a record that stays empty.
-        """
+        """Prepare a record in the run's folder, for the rank and restart that the process belongs to."""
         self._folder, self._rank, self._restart = folder, rank, restart
         self.lock = threading.RLock()  # a signal's handler may iterate, too
         self.counts: dict[int, Counts] = {}  # of all loaders on the path, by id; they stay when a loader is gone
         self.others: Counter[str] = Counter()
-        self._is_writable = True
-        self._save("")
+        self._is_begun, self._is_writable = False, True
 
     def write(self, *, is_complete: bool = False) -> None:
         """Write the record as it is now; `is_complete`: for the last time."""
         from numapin.data.message import Miss  # with torch, which the launcher does without
 
         with self.lock:
+            if not self._is_begun:  # a full disk still has room for an empty record, which `--strict` refuses
+                self._is_begun = True
+                self._save("")
             outside: Counter[str] = Counter()
             for counts in self.counts.values():
                 outside.update(counts.misses)
@@ -189,7 +189,8 @@ def _log() -> UsageLog | None:
     pid, environ = os.getpid(), os.environ
     if pid in _logs:
         return _logs[pid]
-    _logs.clear()  # the parent's, inherited
+    for inherited in _logs.keys() - {pid}:  # the parent's
+        _logs.pop(inherited, None)
     folder, rank = environ.get("NUMAPIN_RUN_DIR"), environ.get("RANK", "")
     is_asked_for = environ.get("NUMAPIN_DATALOADER") in ("numapin", "numapin-balanced")
     if not is_asked_for or not folder or not rank.isdecimal():
@@ -197,9 +198,11 @@ def _log() -> UsageLog | None:
     from multiprocessing import util  # which the launcher does without
 
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    log = _logs[pid] = UsageLog(folder, rank=int(rank), restart=int(restart) if restart.isdecimal() else 0)
-    # At the end of the interpreter and of multiprocessing's children, where atexit does not run; after workers' ends.
-    util.Finalize(None, log.write, kwargs={"is_complete": True}, exitpriority=-1000)
+    made = UsageLog(folder, rank=int(rank), restart=int(restart) if restart.isdecimal() else 0)
+    log = _logs.setdefault(pid, made)
+    if log is made:  # else another thread was faster
+        # Also at the end of multiprocessing's children, where atexit does not run; after workers' ends.
+        util.Finalize(None, made.write, kwargs={"is_complete": True}, exitpriority=-1000)
     return log
 
 

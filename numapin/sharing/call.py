@@ -82,7 +82,7 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
     nodes = usable_nodes()
     if len(nodes) < 2:
         nodes = CpuSet()  # there is nothing to choose
-    is_per_node = placement == "per-node" and len(nodes) > 0
+    is_per_node = placement == "per-node" and bool(nodes)
     own = _own_node(nodes) if is_per_node else 0
     rank, num_ranks = find_seat(os.environ)
     address = address_of(os.environ, name or f"call {next(_calls)}")
@@ -93,8 +93,10 @@ def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s
         sealed = _filled(partial(pack, data() if callable(data) else data), targets)
         if host is not None:
             asked = host.wait(placement, _described(data), timeout_s)
-            copies = {node: _filled(partial(Unsealed.put, data=sealed), CpuSet({node})) for node in asked - {own}}
-            host.send({node: copy.fd for node, copy in {own: sealed, **copies}.items()})
+            copies = {own: sealed}
+            for node in asked - {own}:
+                copies[node] = _filled(partial(Unsealed.put, data=sealed), CpuSet({node}))
+            host.send({node: copy.fd for node, copy in copies.items()})
     return read(sealed)
 
 
@@ -107,8 +109,8 @@ def _filled(fill: Callable[[Unsealed], object], nodes: CpuSet) -> Sealed:
     except OSError as error:
         if error.errno not in _NO_MEMORY:  # raised by a method of the user's
             raise
-        problem = f"there is no memory for the shared data: {error.strerror}"
-        raise NumapinError(problem, "see: free -h; ulimit -n") from None
+        problem = f"the shared data cannot be stored: {error.strerror}"
+        raise NumapinError(problem, "see: free -h; ulimit -a") from None
     except (AttributeError, TypeError, ValueError, RecursionError, BufferError, pickle.PicklingError) as error:
         problem = f"the data cannot be shared: {type(error).__name__}: {error}"
         raise UsageError(problem, "share lists, dicts, tensors, arrays, or objects that can be pickled") from error

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _WORD: Final = struct.Struct("<Q")
 _LONG: Final = 1000  # entries; shorter lists inside of other data are pickled with it
 _LONG_TEXT: Final = 1 << 20
-_CHUNK: Final = 4096  # entries that are written at once
+_CHUNK: Final = 64  # entries that are written at once: few, because they are in memory twice more until then
 _RUN_BYTES: Final = 1 << 15  # records that iteration decodes at once
 _MAX_DEPTH: Final = 20
 _ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -96,6 +96,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - any object
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray):
+            if type(value) is numpy.memmap:
+                value = value.view(numpy.ndarray)  # numpy writes the bytes of a subclass into the pickle
             if value.dtype.hasobject:  # it is restored from a list, for which numpy takes no other sequence
                 return pickle.loads, (pickle.dumps(value, 5),)
             if type(value) is numpy.ndarray and not (value.flags.c_contiguous or value.flags.f_contiguous):
@@ -138,10 +140,14 @@ class _Pickler(pickle.Pickler):
         return "dict", *lists, *positions
 
     def _put_tensor(self, tensor: Any) -> Reference:  # noqa: ANN401 - torch may be missing
-        if tensor.device.type != "cpu" or "strided" not in str(tensor.layout) or tensor.is_quantized:
-            seen = f"its device is {tensor.device}, its layout {tensor.layout}"
-            raise UsageError(f"only dense CPU tensors can be shared; {seen}", "share tensor.cpu(), or its values()")
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        if tensor.device.type != "cpu" or layout != "strided" or tensor.is_quantized:
+            seen = f"its device is {tensor.device}, its layout {layout}, its dtype {tensor.dtype}"
+            hint = "share tensor.cpu(), or its parts, such as values() or unbind()"
+            raise UsageError(f"only dense CPU tensors can be shared; {seen}", hint)
         dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        if dense.nbytes and not dense.data_ptr():  # zeros that autograd makes without memory
+            dense = dense.clone()
         content = memory.view_of(memory.window(dense.data_ptr(), dense.nbytes, owner=dense)) if dense.nbytes else b""
         position = self._draft.put(content, is_aligned=True)
         return "tensor", position, str(dense.dtype).removeprefix("torch."), tuple(dense.shape), dense.stride()

@@ -79,7 +79,7 @@ class FirstRank:
         self._waiting: dict[Hello, socket.socket] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Else the other ranks would not see this process end while one runs that it has forked.
-        os.register_at_fork(after_in_child=self._socket.close)
+        os.register_at_fork(after_in_child=self._close)
         try:
             self._socket.bind(address)
         except OSError as error:
@@ -105,6 +105,9 @@ class FirstRank:
             for connection in self._waiting.values():
                 with suppress(OSError):
                     connection.send(failure)
+        self._close()
+
+    def _close(self) -> None:
         for each in (self._socket, *self._waiting.values()):
             each.close()
 

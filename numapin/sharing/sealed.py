@@ -48,7 +48,9 @@ class Sealed(mmap.mmap):
             sealed = super().__new__(cls, fd, 0, flags=flags, prot=access)
         except OSError as error:
             os.close(fd)
-            hint = "with vm.overcommit_memory=2, raise vm.overcommit_ratio: each process counts the memory as its own"
+            hint = "raise the limit: ulimit -n"
+            if error.errno == errno.ENOMEM:
+                hint = "with vm.overcommit_memory=2, raise vm.overcommit_ratio: the memory counts for each process"
             raise NumapinError(f"shared data cannot be mapped: {error.strerror}", hint) from None
         os.set_inheritable(fd, False)
         sealed.fd, sealed.address = fd, memory.address_of(sealed)

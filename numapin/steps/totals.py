@@ -36,7 +36,7 @@ class Totals:
     """The totals of one process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # loaders may be used in several threads
+        self._lock = threading.RLock()  # loaders may be used in several threads, and in signal handlers
         self._waited_s = self._stepped_s = 0.0
         self._num_steps = self._num_bytes = 0
         self._page: mmap.mmap | None = None

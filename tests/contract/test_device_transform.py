@@ -110,6 +110,16 @@ def test_errors(each_class: Any, options: dict[str, Any]) -> None:
     loader.close()
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterator_that_ends_in_the_function(each_class: Any, num_workers: int) -> None:
+    """Its StopIteration is an error, and not the end of the epoch."""
+    others = iter([1])
+    iterator = iter(each_class(PAIRS, 2, num_workers=num_workers, device_transform=lambda _: next(others)))
+    assert next(iterator) == 1
+    with pytest.raises(RuntimeError, match=r"(?s)device_transform of batch 1.*device_transform raised StopIteration"):
+        next(iterator)
+
+
 def test_a_resumed_loop() -> None:
     """A state that was taken after a batch whose function failed leads to the batches that follow."""
     loader = numapin.StatefulDataLoader(PAIRS, 2, num_workers=2, device_transform=fails_at_3_and_5)

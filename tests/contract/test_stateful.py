@@ -208,6 +208,18 @@ def test_the_other_loader_names_this_one(method: str) -> None:
         loader.other  # noqa: B018
 
 
+class WithProperty(numapin.DataLoader[Any]):
+    @property
+    def total(self) -> int:
+        return sum(self.dataset.sizes)  # type: ignore[attr-defined]
+
+
+def test_errors_of_a_subclass_are_kept() -> None:
+    """An AttributeError that a property raises names what is missing there, as with torch's loader."""
+    with pytest.raises(AttributeError, match="'Made' object has no attribute 'sizes'"):
+        WithProperty(items()).total  # noqa: B018
+
+
 def test_without_torchdata(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to install."""
     monkeypatch.delitem(sys.modules, numapin.StatefulDataLoader.__module__)
@@ -227,9 +239,17 @@ def test_own_arguments() -> None:
         Ours(items(), worker_threads=-1)
 
 
+class WithNames(numapin.StatefulDataLoader[Any]):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict["loader"])
+
+
 def test_close() -> None:
-    """It ends the workers, also those that state_dict() has started, and the loader can be used again."""
-    with Ours(items(), num_workers=1) as loader:
+    """It ends the workers, also those that state_dict() has started, and the loader can be used again.
+
+    A subclass's own load_state_dict is not called.
+    """
+    with WithNames(items(), num_workers=1) as loader:
         loader.state_dict()
         workers = loader._iterator._workers
     assert not any(worker.is_alive() for worker in workers)

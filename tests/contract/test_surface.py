@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, get_worker_info
 
+import numapin
 from tests.contract.datasets import Rows, Seeds, Stream
 from tests.contract.describe import assert_same_batches, describe
+from tests.contract.seam import install, iterator
 from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, failure, pass_first_batches, watch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
@@ -117,6 +119,21 @@ def test_copies(loader_class: LoaderClass) -> None:
         assert watch(lambda same=same: same) == watch(lambda: loader)  # type: ignore[misc]
         with pytest.raises(ValueError, match="should not be set after"):
             same.batch_size = 9
+
+
+@pytest.mark.parametrize("accelerator", ["cuda", "xpu"])
+def test_another_makers_accelerator(accelerator: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """With pin_memory for one that is no NVIDIA GPU torch makes the batches, and no line says otherwise."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(accelerator))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(iterator, "SlotIterator", lambda *_: "slots")
+    monkeypatch.setattr(iterator, "iterator_without_slots", lambda *_: "torch's")
+    mark = numapin.DataLoader(Rows()).pin_memory_device
+    install._say_once.cache_clear()
+    made: Any = TORCH(Rows(), num_workers=1, pin_memory=True, pin_memory_device=mark)._get_iterator()
+    is_nvidia = accelerator == "cuda"
+    assert made == ("slots" if is_nvidia else "torch's")
+    assert ("uses numapin's data path" in capsys.readouterr().err) == is_nvidia
 
 
 def test_two_iterators_at_once(loader_class: LoaderClass) -> None:

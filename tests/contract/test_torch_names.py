@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
@@ -103,8 +104,12 @@ def test_this_torch_is_known() -> None:
     ],
 )
 def test_parameters(method: Callable[..., None], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method with parameters that numapin does not know turns the path off; a wrapper of any arguments does not."""
+    """A method with parameters that numapin does not know turns the path off; a wrapper of any arguments does not.
+
+    torch itself says which release it is: one that was built from source may have no record of its installation.
+    """
     monkeypatch.setattr(torch_names._MultiProcessingDataLoaderIter, "_try_put_index", method)
+    monkeypatch.setattr("importlib.metadata.Distribution.from_name", Raise(PackageNotFoundError, (TORCH,)))
     torch_names.why_off.cache_clear()
     try:
         found = torch_names.why_off()

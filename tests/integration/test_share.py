@@ -128,6 +128,28 @@ show(found=[first[0], second[0], *named])
     assert [rank["found"] for one in done for rank in found_by(one.out)] == [[1, 2, *range(6)]] * 2, done
 
 
+PER_NODE = f"""{BEGIN}
+import numapin.sharing.call as call
+call.usable_nodes = lambda: call.CpuSet({{0, 1000}})
+call._own_node = lambda nodes: 1000 * (os.environ["RANK"] == "1")
+shared = numapin.share(load, placement="per-node")
+show(last=shared[-1], files=files())
+time.sleep(1) # so that no other file gets the same number
+"""
+
+
+def test_each_node_has_a_copy() -> None:
+    """Ranks of one node share its copy. The kernel refuses a node here; the warning names it, at the user's line."""
+    done = ranks(PER_NODE, 3)
+    found = [found_by(one.out)[0] for one in done]
+    assert [rank["last"] for rank in found] == [["4999.jpg", 4999]] * 3
+    assert found[0]["files"] == found[2]["files"] != found[1]["files"]
+    (warning,) = [line for line in done[0].err.splitlines() if "RuntimeWarning" in line]
+    assert warning.startswith("<string>:")
+    assert "pages cannot be placed on nodes 1000" in warning
+    assert [done[1].err, done[2].err] == ["", ""]
+
+
 RANK = "int(os.environ['RANK'])"
 DIFFERENT = [
     (f"numapin.share([0] * (3 + {RANK}))", "a list of length 3", "a list of length 4"),
@@ -155,18 +177,35 @@ def test_a_failure_of_the_first_rank_reaches_all() -> None:
     assert "NumapinError: local rank 0 did not share its data: KeyError: 'missing'" in second.err
 
 
-def test_a_process_that_the_first_rank_forked_does_not_hide_its_death() -> None:
-    """If the first rank is killed, the others raise an error although a process that it forked still runs."""
-    text = f"""{BEGIN}
-def load():
+FORK_AND_DIE = f"""{BEGIN}
+def fork():
     if os.fork() == 0:
         os.closerange(0, 3)
         time.sleep(200)
         os._exit(0)
+def load():
+    fork()
     wait_for_the_other()
     os.kill(os.getpid(), 9)
-numapin.share(load, timeout_s=1000)
+def die_while_it_waits():
+    wait_for_the_other()
+    time.sleep(1)  # until the other one's request has been read
+    fork()
+    os.kill(os.getpid(), 9)
 """
+IN_THREAD = """
+import threading
+os.environ["LOCAL_WORLD_SIZE"] = "3"  # of which one does not come
+if os.environ["RANK"] == "0":
+    threading.Thread(target=die_while_it_waits).start()
+numapin.share([1], timeout_s=1000)
+"""
+
+
+@pytest.mark.parametrize("call", ["numapin.share(load, timeout_s=1000)", IN_THREAD], ids=["makes data", "waits"])
+def test_a_process_that_the_first_rank_forked_does_not_hide_its_death(call: str) -> None:
+    """If the first rank is killed, the others raise an error although a process that it forked still runs."""
+    text = f"{FORK_AND_DIE}{call}"
     first, second = ranks(text, 2)
     assert first.status == -signal.SIGKILL
     assert "the first rank of this host ended before it had shared the data" in second.err

@@ -24,7 +24,7 @@ from numapin.data.quarantine import Quarantine, capture_lock, is_capturing, watc
 from numapin.data.queues import Channel, ResultQueue, TaskQueue
 from numapin.data.slots import FreeSlots, RecentSizes, Slot, capacity_for, map_memfd
 from numapin.data.stats import Counts, Stats, share_on
-from numapin.data.transform import tensors_in
+from numapin.data.transform import put_on, tensors_in
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
 from numapin.observe.during_run import read_loaders

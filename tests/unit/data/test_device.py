@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +23,7 @@ from tests.contract.datasets import Made, Raise
 from tests.cuda.fake import FakeCuda, FakeStream, moving
 from tests.data.loopback import WAIT_S, in_forked_child, make_head
 from tests.integration.gpu_loading import BATCH, Filled, wrong_ones
-from tests.unit.data.seam import CudaRefused, _Copy, opening, small_runs, tensors_in
+from tests.unit.data.seam import CudaRefused, _Copy, opening, put_on, small_runs, tensors_in
 from tests.waiting import wait_until
 
 NUM_BATCHES = 24
@@ -250,7 +251,10 @@ def test_tensors_are_found_wherever_they_are() -> None:
     ring.second.first.append(ring)
     packed = torch.nn.utils.rnn.pack_sequence([tensors[7]])
     sparse = [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), torch.eye(3).to_sparse_csc()]
-    found = list(tensors_in([listed, ring, packed, "text", b"bytes", np.zeros(3), None, print, Listed, sparse]))
+    module = ModuleType("with_tensors")
+    module.tensor = tensors[9]  # type: ignore[attr-defined]
+    others = ["text", b"bytes", np.zeros(3), None, print, Listed, module]
+    found = list(tensors_in([listed, ring, packed, others, sparse]))
     expected = (*tensors[:7], tensors[8], packed.data, packed.batch_sizes)
     assert {id(tensor) for tensor in expected} <= {id(one) for one in found}
     places = {one.data_ptr() for one in found}
@@ -259,6 +263,18 @@ def test_tensors_are_found_wherever_they_are() -> None:
     parts += [csc.ccol_indices(), csc.row_indices(), csc.values()]
     assert {part.data_ptr() for part in parts} <= places
     assert len(found) == 8 + 2 + 2 + 3 + 3
+
+
+class Movable:
+    """A user's batch, whose `to` takes the device only."""
+
+    def to(self, device: torch.device) -> str:
+        return f"on {device}"
+
+
+def test_without_workers_objects_are_moved_by_their_own_method() -> None:
+    """It gets the device, and no argument that only tensors' takes."""
+    assert put_on(torch.device("meta"), [Movable(), {"x": Movable()}, "text"]) == ["on meta", {"x": "on meta"}, "text"]
 
 
 NUM_FILLED = 40

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +61,10 @@ LINES: Final[dict[str, tuple[str, str]]] = {
         "ranks 1-2 left no record of a loader; the last counts of ranks 0,3 are missing: they ended "
         "without Python's exit handlers (killed, or os._exit); "
         "loaders-2-0-7.json cannot be read: no",
+    ),
+    "unreadable records only": (
+        line(unread=("loaders-0-0-7.json cannot be read: no",)),
+        "no record of a DataLoader can be read; loaders-0-0-7.json cannot be read: no",
     ),
 }
 STRICT: Final[dict[str, tuple[tuple[seam.LoaderUsage, ...], bool]]] = {
@@ -164,6 +170,26 @@ class TestLog:
             usage_log.note_path(SimpleNamespace(counts=seam.Counts()))  # type: ignore[arg-type]
             usage_log.note_other(Odd(), "num_workers=0")
         assert len(writes) == 3  # an empty one first
+
+    def test_threads_share_one_record(self, tmp_path: Path) -> None:
+        """Threads that make their first iterators at the same time count in the same record."""
+        barrier, interval = threading.Barrier(8), sys.getswitchinterval()
+
+        def note() -> None:
+            barrier.wait()
+            usage_log.note_other(Odd(), "a")
+
+        threads = [threading.Thread(target=note) for _ in range(8)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        at_exit()
+        assert sum(other.number for other in written(tmp_path).others) == 8
 
     def test_a_folder_that_is_gone_is_reported_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

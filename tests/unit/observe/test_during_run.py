@@ -280,7 +280,7 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "loaders-0-0-1.json").write_text('{"schema": "other/1"}')
     (tmp_path / "observed-1-0.json").write_text("[")
     (line,) = report(tmp_path)
-    assert "no process recorded a DataLoader; loaders-0-0-1.json cannot be read: " in line
+    assert "no record of a DataLoader can be read; loaders-0-0-1.json cannot be read: " in line
     write_usage(tmp_path)
     with pytest.raises(BindingRefused, match="cannot be read"):  # what is unknown is not as asked for
         report(tmp_path, strict=True)

@@ -11,8 +11,10 @@ import mmap
 import os
 import pickle
 import resource
+import tracemalloc
 import warnings
 from collections import namedtuple
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -118,8 +120,9 @@ def test_keys_are_found_as_in_a_dict() -> None:
         torch.tensor([1 + 2j, 3j]).conj(),
         torch.empty(0, 3),
         torch.ones(3, requires_grad=True),
+        torch._efficientzerotensor((3,)),
     ],
-    ids=["dense", "transposed", "strided", "scalar", "conjugated", "empty", "requires grad"],
+    ids=["dense", "transposed", "strided", "scalar", "conjugated", "empty", "requires grad", "zeros without memory"],
 )
 def test_a_tensor_is_a_view(tensor: torch.Tensor) -> None:
     """A tensor has its value, dtype and shape, alone and in containers, and its memory is the sealed file."""
@@ -169,6 +172,16 @@ def test_an_array_is_a_read_only_view(array: np.ndarray[Any, Any]) -> None:
     assert shared.size == 0 or is_in_file(shared.ctypes.data)
 
 
+def test_an_array_in_a_mapped_file_is_shared(tmp_path: Path) -> None:
+    """An array that numpy maps from a file, alone or in an object, comes back as any other array."""
+    np.save(tmp_path / "a.npy", np.arange(5000))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for shared, original in ((numapin.share(mapped), mapped), (numapin.share([mapped[::2]])[0], mapped[::2])):
+        assert type(shared) is np.ndarray
+        assert np.array_equal(shared, original)
+        assert is_in_file(shared.ctypes.data)
+
+
 def test_bytes_are_a_read_only_view() -> None:
     """Bytes on their own come back as a memoryview; a short text and a number come back as they are."""
     shared = numapin.share(b"abc")
@@ -204,6 +217,17 @@ def test_an_arrow_table_is_a_view() -> None:
     buffers = [buffer for column in shared.columns for chunk in column.chunks for buffer in chunk.buffers() if buffer]
     assert buffers
     assert all(is_in_file(buffer.address) for buffer in buffers)
+
+
+def test_long_entries_are_not_all_copied_at_once() -> None:
+    """Writing a list takes memory for some of its entries, not for another list."""
+    entries = [bytes(1 << 18) for _ in range(400)]  # 100 MiB
+    tracemalloc.start()
+    shared = numapin.share(entries)
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(shared[-1]) == 1 << 18
+    assert peak < 50 << 20
 
 
 def test_memory_goes_with_the_last_view() -> None:
@@ -291,6 +315,35 @@ def test_programs_do_not_inherit_the_memory() -> None:
     assert not os.get_inheritable(sealed.Sealed(descriptor).fd)
 
 
+def map_one() -> sealed.Sealed:
+    descriptor = os.memfd_create("shared")
+    os.truncate(descriptor, mmap.PAGESIZE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return sealed.Sealed(descriptor)  # Python's mmap opens another one
+
+
+def store_long_bytes() -> Any:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return numapin.share([bytes(100_000)])
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "problem"),
+    [
+        (map_one, resource.RLIMIT_NOFILE, r"cannot be mapped: Too many open files.*hint: .*ulimit -n"),
+        (store_long_bytes, resource.RLIMIT_FSIZE, r"cannot be stored: File too large.*hint: .*ulimit -a"),
+    ],
+)
+def test_a_limit_that_is_too_low_is_named(call: Callable[[], object], kind: int, problem: str) -> None:
+    """The error does not speak of memory where files are limited."""
+    limits = resource.getrlimit(kind)
+    try:
+        with pytest.raises(numapin.NumapinError, match=f"(?s){problem}"):
+            call()
+    finally:
+        resource.setrlimit(kind, limits)
+
+
 def test_a_worker_sends_views() -> None:
     """Items that are views of shared data arrive as copies, which do not contain the rest of the data."""
     rows = np.arange(4 << 16).reshape(4, -1)
@@ -344,12 +397,14 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "a function": (lambda: numapin.share([lambda: 1]), "AttributeError: ", "can be pickled"),
     "a cycle": (lambda: numapin.share(endless()), "RecursionError: ", "can be pickled"),
     "a device": (lambda: numapin.share([torch.empty(2, device="meta")]), "its device is meta", r"tensor\.cpu\(\)"),
+    "nested": (lambda: numapin.share(torch.nested.nested_tensor([torch.ones(2)])), "its layout nested", r"unbind\(\)"),
     "a placement": (lambda: numapin.share([1], placement="near"), "'near' is unknown", "interleave, per-node"),
     "a pickle": (lambda: pickle.dumps(numapin.share([1])), "only for a new process", "before the process starts"),
     "a worker": (lambda: list(DataLoader(CALLS, num_workers=1)), "in a DataLoader worker", "call it in the rank"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_remedy(name: str) -> None:
     """What cannot be shared is a UsageError that says what was seen and what to do, and leaves no descriptor behind."""

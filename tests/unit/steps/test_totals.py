@@ -90,6 +90,27 @@ def test_a_step_costs_next_to_nothing() -> None:
     assert min(timeit.repeat(add, number=1000, repeat=5, timer=time.thread_time)) / 1000 < 50e-6
 
 
+_INTERRUPTED = """
+import os, signal
+from numapin.steps.totals import totals_of
+num_calls = 0
+def add(*_):
+    global num_calls
+    totals_of(os.getpid()).add(waited_s=0, stepped_s=0)
+    num_calls += 1
+signal.signal(signal.SIGALRM, add)
+for _ in range(1000):
+    before = num_calls
+    signal.setitimer(signal.ITIMER_REAL, 0.0002)
+    while num_calls == before: totals_of(os.getpid()).add(waited_s=0, stepped_s=0)
+"""
+
+
+def test_a_signal_handler_may_take_batches() -> None:
+    """A handler that runs in the middle of a step, and steps itself, does not wait for the step that it interrupts."""
+    subprocess.run([sys.executable, "-c", _INTERRUPTED], timeout=100, check=True)
+
+
 def test_the_last_steps_of_an_epoch_are_published() -> None:
     """Steps are published in groups; none is missing after the last batch of an epoch, or after `break`."""
 
