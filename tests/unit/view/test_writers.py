@@ -14,7 +14,6 @@ _WRITES = re.compile(
 )
 # Before a new place is added here, it must clean its text, and tests/integration/test_hostile_names.py must test it.
 _PLACES = {
-    "bench/machine.py",  # JSON for its parent, in ASCII
     "cli/main.py",  # tracebacks
     "cli/output.py",
     "cli/top.py",  # the live display
