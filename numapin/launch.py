@@ -60,7 +60,10 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     restarts = 0
     failure: RanksFailed | None = None
     with ExitStack() as opened:
-        alarm = opened.enter_context(Alarm(job.signals))
+        signals = job.signals
+        if "signals_to_handle" not in job.typed and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            signals -= {signal.SIGHUP}  # under nohup, the job outlives the terminal
+        alarm = opened.enter_context(Alarm(signals))
         hosts = opened.enter_context(hosts_of(job, len(plan.ranks), alarm))
         logs = Logs(job)
         handover.hand_over(plan, run_dir, os.environ)

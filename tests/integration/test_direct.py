@@ -205,6 +205,15 @@ def test_signals_are_held_back_before_anything_is_imported(command: str, status:
     assert command != "run" or done.out == "lives enum\n"  # from the test's own `signal`
 
 
+@pytest.mark.parametrize(("options", "status"), [((), 0), (("--signals-to-handle", "SIGHUP"), 128 + signal.SIGHUP)])
+def test_nohup(tmp_path: Path, options: tuple[str, ...], status: int) -> None:
+    """Under nohup, neither the launcher nor its ranks end with the terminal, unless the user asks for SIGHUP."""
+    kill = "for pid in (os.getppid(), os.getpid()): os.kill(pid, signal.SIGHUP)"
+    path = script(tmp_path, f"import os, signal, time\n{kill}\ntime.sleep(1)\n")
+    done = call("nohup", *NUMAPIN, "run", "--quiet", "--nproc-per-node", "1", *options, path)
+    assert done.status == status, done.err
+
+
 def test_a_signal_in_the_first_milliseconds_reaches_the_rank(tmp_path: Path) -> None:
     """A signal that comes as soon as the launcher holds it back is delivered once the rank handles it."""
     handler = "lambda *_: (print('took', flush=True), sys.exit())"
