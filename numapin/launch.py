@@ -86,15 +86,15 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 left = counted(job.max_restarts - restarts, "restart")
                 say(f"round {restarts}: {failure.failure.summary}; the ranks are restarted, {left} left")
                 hosts.leave_round()
-            except NotMet as error:
+            except (NotMet, _HostsWait) as ended:
+                if alarm.stopped_by is not None:  # by a signal that came while the ranks ended
+                    raise Stopped(alarm.stopped_by, notes_of(ended)) from None
+                if isinstance(ended, _HostsWait):
+                    continue
                 if failure is None:
                     raise
-                say(f"{error.message}; the ranks are not restarted")
+                say(f"{ended.message}; the ranks are not restarted")
                 raise failure from None
-            except _HostsWait as waiting:
-                if alarm.stopped_by is not None:  # by a signal that came while the ranks ended
-                    raise Stopped(alarm.stopped_by, notes_of(waiting)) from None
-                continue
             try:
                 before_restart()
             except NumapinError:

@@ -255,9 +255,9 @@ class SeveralHosts(Hosts):
                 f"--nnodes {most}: waiting for the other hosts at {endpoint or 'localhost:29400'}, on this host; "
                 "name another with --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
             )
-        settings["local_addr"] = job.local_addr
+        address = job.local_addr
         try:
-            parameters = RendezvousParameters(backend, endpoint, run_id, least, most, **settings)
+            parameters = RendezvousParameters(backend, endpoint, run_id, least, most, local_addr=address, **settings)
             self._handler: RendezvousHandler = interruptible(lambda: get_rendezvous_handler(parameters), alarm)
             if backend == "static":
                 self._master = parse_rendezvous_endpoint(endpoint, -1)  # the handler has refused one without a port

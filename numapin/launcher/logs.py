@@ -10,20 +10,21 @@ import shutil
 import sys
 import threading
 from contextlib import suppress
-from itertools import islice
 from string import Template
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from numapin.base.stderr import say
 from numapin.errors import UsageError
 from numapin.rank.handover import LOGS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numapin.launcher.hosts import HostPlace
     from numapin.launcher.options import Job
 
 _LOOK_S: Final = 0.1
-_MOST_LINES: Final = 10_000  # of a file in one look: a rank that writes without a pause must not hide the others
+_MOST_CHARACTERS: Final = 1 << 20  # of a file in one look: a rank that writes without a pause must not hide the others
 _STREAMS: Final = (("stdout", 1), ("stderr", 2))
 _REMEDY: Final = "choose a folder that you can write to, with room: --log-dir DIR"
 
@@ -119,7 +120,7 @@ class Logs:
             or os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
             or "[${role_name}${local_rank}]:"
         )
-        sources: list[tuple[IO[str], str, str, tuple[str, ...], str]] = []
+        sources: list[tuple[TextIO, str, str, tuple[str, ...], str]] = []
         for local_rank, stream, path in shown:
             prefix = Template(template).safe_substitute(
                 role_name=self._job.role,
@@ -131,25 +132,34 @@ class Logs:
             source.seek(0)
             filters, filtered = getattr(self._job, f"duplicate_{stream}_filters"), f"{folder}/filtered_{stream}.log"
             sources.append((source, stream, prefix, filters, filtered))
-        is_last = False
+        # A process that a rank left behind may write on: what is shown ends where the files ended when the ranks did.
+        sizes: list[int] = []
+        is_behind = is_last = False
         while not is_last:
-            is_last = self._ended.wait(_LOOK_S)
-            for lines, stream, prefix, filters, filtered in sources:
-                for line in islice(iter(lines.readline, ""), None if is_last else _MOST_LINES):
-                    self._copy(f"{prefix}{line}", stream, filtered if any(text in line for text in filters) else "")
-        for lines, *_ in sources:
-            lines.close()
+            if self._ended.wait(0 if is_behind else _LOOK_S):
+                sizes = sizes or [os.fstat(file.fileno()).st_size for file, *_ in sources]
+                # Python reads ahead by 8 KiB, which one look takes.
+                is_last = all(file.buffer.tell() >= size for (file, *_), size in zip(sources, sizes, strict=True))
+            is_behind = False
+            for file, stream, prefix, filters, filtered in sources:
+                lines = file.readlines(_MOST_CHARACTERS)
+                is_behind |= sum(map(len, lines)) > _MOST_CHARACTERS
+                self._show_on(stream, [f"{prefix}{line}" for line in lines])
+                matching = [f"{prefix}{line}" for line in lines if any(text in line for text in filters)]
+                if matching:
+                    with suppress(OSError), open(filtered, "a", errors="replace") as copies:  # the disk may be full
+                        copies.writelines(matching)
+        for file, *_ in sources:
+            file.close()
 
-    def _copy(self, line: str, stream: str, filtered: str) -> None:
-        """Write a line to a stream of the launcher, until that fails, and to a file; "": none."""
+    def _show_on(self, stream: str, lines: Sequence[str]) -> None:
+        """Write lines to a stream of the launcher, until that fails."""
+        if not lines or stream in self._lost:
+            return
         try:
-            if stream not in self._lost:
-                target = getattr(sys, stream)
-                target.write(line)
-                target.flush()
+            target = getattr(sys, stream)
+            target.write("".join(lines))
+            target.flush()
         except OSError as error:
             self._lost.add(stream)
             say(f"no more lines are shown on {stream}: {error.strerror}; all are in {self._folder}")
-        if filtered:
-            with suppress(OSError), open(filtered, "a", errors="replace") as file:  # the disk may be full
-                file.write(line)

@@ -75,10 +75,10 @@ class _Others(Hosts):
         return HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
 
     def num_waiting(self) -> int:
-        news = self.news[self.num_rounds - 1]
+        news = self.news[self.num_rounds - 1] if Path("ready").exists() else 0
         if isinstance(news, NotMet):
             raise news
-        return news if Path("ready").exists() else 0
+        return news
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,18 @@ class _Others(Hosts):
             "it is lost",
         ),
         (f"trap 'kill $PPID' TERM; touch ready; {STAYS}", (1,), "stopped by SIGTERM; all ranks have ended"),
+        (
+            f"trap 'kill $PPID' TERM; touch ready; {STAYS}",
+            (NotMet("it is lost"),),
+            "stopped by SIGTERM; all ranks have ended",
+        ),
     ],
-    ids=["no restart", "a failure before a restart", "a signal while ranks end for other hosts"],
+    ids=[
+        "no restart",
+        "a failure before a restart",
+        "a signal while ranks end for other hosts",
+        "a signal after the rendezvous is lost",
+    ],
 )
 def test_what_ends_a_job(
     program: str, news: tuple[int | NotMet, ...], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

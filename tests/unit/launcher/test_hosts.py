@@ -112,7 +112,13 @@ def meet(*options: str) -> SeveralHosts:
 
 @pytest.mark.parametrize(
     ("backend", "endpoint", "settings"),
-    [("c10dd", "localhost:1", "a=b"), ("", "localhost:1", "a=b"), ("static", "head", "a=b"), ("c10d", "", "run_id=x")],
+    [
+        ("c10dd", "localhost:1", "a=b"),
+        ("", "localhost:1", "a=b"),
+        ("static", "head", "a=b"),
+        ("c10d", "", "run_id=x"),
+        ("c10d", "", "local_addr=x"),
+    ],
 )
 def test_what_torch_refuses(backend: str, endpoint: str, settings: str) -> None:
     """The message names the option, and the hint one that works, instead of torch's traceback."""

@@ -88,12 +88,32 @@ def test_a_rank_that_writes_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stdout", shown)
     logs = Logs(parse(["--tee=1", "train.py"], {}, {}, python="python3", prog="numapin run"))
     much, little = logs.begin(0, ONE._replace(num_ranks=2), str(tmp_path))
-    Path(much.stdout).write_text("a line\n" * 50_000)
     Path(little.stdout).write_text("a step\n")
+    Path(much.stdout).write_text("a line\n" * 300_000)
     assert wait_until(lambda: "a step" in shown.getvalue(), limit_s=60)
     logs.close()
     lines = shown.getvalue().splitlines()
-    assert lines.index("[default1]:a step") < 30_000 < len(lines) == 50_001
+    assert lines.index("[default1]:a step") < 200_000 < len(lines) == 300_001
+
+
+def test_a_process_that_a_rank_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may write without an end: the job ends when what the ranks wrote has been shown."""
+
+    class Answered(io.StringIO):
+        def write(self, text: str) -> int:
+            if len(self.getvalue()) < 500_000:
+                with Path(own.stdout).open("a") as file:
+                    file.write("more\n")
+            return super().write(text)
+
+    shown = Answered()
+    monkeypatch.setattr(sys, "stdout", shown)
+    logs = Logs(parse(["--tee=1", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    (own,) = logs.begin(0, ONE, str(tmp_path))
+    Path(own.stdout).write_text("a step\n" * 20_000)
+    logs.close()
+    assert shown.getvalue().count("a step") == 20_000
+    assert shown.getvalue().count("more") < 100
 
 
 def test_a_current_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
