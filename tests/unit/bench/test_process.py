@@ -49,7 +49,7 @@ def measure(spec, harness):
     harness.report({"rate": spec.get("rate", 1.0), "wait": 2.0}, details=details, idle=lambda: time.sleep(0.001))
 
 if __name__ == "__main__":
-    print("noise before the start", flush=True)
+    print("noise before the start\\n" * 2000, flush=True)
     serve(measure)
 """
 
