@@ -204,6 +204,7 @@ class Harness:
         """Reserve stdout for the protocol."""
         self._out = os.dup(_STDOUT)
         os.dup2(_STDERR, _STDOUT)
+        os.write(self._out, b"\n")  # the end of what was printed
 
     def next_spec(self) -> dict[str, Any] | None:
         """Wait for the next spec; return None at the end."""
