@@ -48,7 +48,7 @@ def read_machine() -> BenchMachine:
     command = running_module("numapin.bench.machine")
     seen: dict[str, Any]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_TORCH_S, check=True)
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=_QUERY_TORCH_S, check=True)
         seen = json.loads(done.stdout.splitlines()[-1])  # after what was printed at the start
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
@@ -93,4 +93,4 @@ def _gpus() -> dict[str, object]:
 if __name__ == "__main__":
     answer = os.dup(1)
     os.dup2(2, 1)  # what others print, until the end of this process
-    os.write(answer, json.dumps(_gpus()).encode())
+    os.write(answer, f"\n{json.dumps(_gpus())}".encode())

@@ -144,23 +144,23 @@ class _Child:
 
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return its next answer. Raises _MeasurementError if it cannot measure, has died or is late."""
-        while b"\n" not in self._received:
-            if time.monotonic() > deadline:
-                raise _MeasurementError("failed: timed out; allow more time with --timeout")
-            ended = self._process.poll() is not None  # its workers may hold the pipe open
-            readable = select.select([self._stdout], [], [], 0 if ended else _POLL_S)[0]
-            received = os.read(self._stdout.fileno(), 1 << 16) if readable else b""
-            if ended and not received:
-                self._errors.seek(0)
-                lines = self._errors.read().decode(errors="replace").split("\n")
-                last = next((line for line in reversed(lines) if line.strip()), "nothing on stderr")
-                status = self._process.returncode
-                how = f"was ended by {name_of_signal(-status)}" if status < 0 else f"exited with status {status}"
-                raise _MeasurementError(f"failed: {how}: {last.strip()}")
-            self._received += received
-        line, _, self._received = self._received.partition(b"\n")
-        if not line.startswith(b"{"):  # printed before the process reserved stdout
-            return self.answer(deadline)
+        line = b""
+        while not line.startswith(b"{"):  # other lines were printed before the process reserved stdout
+            while b"\n" not in self._received:
+                if time.monotonic() > deadline:
+                    raise _MeasurementError("failed: timed out; allow more time with --timeout")
+                ended = self._process.poll() is not None  # its workers may hold the pipe open
+                readable = select.select([self._stdout], [], [], 0 if ended else _POLL_S)[0]
+                received = os.read(self._stdout.fileno(), 1 << 16) if readable else b""
+                if ended and not received:
+                    self._errors.seek(0)
+                    lines = self._errors.read().decode(errors="replace").split("\n")
+                    last = next((line for line in reversed(lines) if line.strip()), "nothing on stderr")
+                    status = self._process.returncode
+                    how = f"was ended by {name_of_signal(-status)}" if status < 0 else f"exited with status {status}"
+                    raise _MeasurementError(f"failed: {how}: {last.strip()}")
+                self._received += received
+            line, _, self._received = self._received.partition(b"\n")
         content: dict[str, Any] = json.loads(line)
         if "failed" in content:
             raise _MeasurementError(f"failed: {content['failed']}")
@@ -204,6 +204,7 @@ class Harness:
         """Reserve stdout for the protocol."""
         self._out = os.dup(_STDOUT)
         os.dup2(_STDERR, _STDOUT)
+        os.write(self._out, b"\n")  # the end of what was printed
 
     def next_spec(self) -> dict[str, Any] | None:
         """Wait for the next spec; return None at the end."""

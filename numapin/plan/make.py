@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numapin.plan.request import Request
-    from numapin.topology.model import Core, Gpu, Node, Topology
+    from numapin.topology.model import Core, Gpu, Topology
 
 
 def make_plan(topology: Topology, request: Request) -> Plan:
     """Decide which CPUs and memory each rank of this host uses.
 
     1. Usable CPUs are the allowed ones without `reserve_cpus`; without SMT, only the lowest of each core.
-    2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes, those with memory if there are enough.
+    2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes, those with memory first.
     3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
@@ -215,27 +215,26 @@ def assign_gpus(machine: UsableMachine, request: Request) -> list[Draft]:
     elif not machine.nodes_with_usable_cpus:
         for draft in drafts:
             draft.because("not bound: no node has usable CPUs", exact=False)
-    else:  # neighboring ranks side by side, on nodes that are far apart, and that have memory if there are enough
-        with_memory = [node for node in machine.nodes_with_usable_cpus if node.id in machine.memory_nodes]
-        candidates = with_memory if len(with_memory) >= num_ranks else machine.nodes_with_usable_cpus
-        nodes = sorted(_far_apart(candidates, num_ranks))
+    else:  # neighboring ranks side by side, on nodes that are far apart
+        nodes = sorted(_far_apart(machine, num_ranks))
         for draft in drafts:
             draft.home, draft.bound = nodes[draft.local_rank * len(nodes) // num_ranks], True
             draft.because(f"no GPU: rank {draft.local_rank} of {num_ranks} placed on node {draft.home}")
     return drafts
 
 
-def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
+def _far_apart(machine: UsableMachine, count: int) -> list[int]:
     """Choose up to `count` nodes: the lowest first, then repeatedly the one farthest from the chosen ones.
 
-    The farthest node is the one whose nearest chosen node is farthest. A tie goes to the node with the larger sum of
-    distances to the chosen ones, which fills packages evenly, then to the lowest.
+    Nodes with usable memory come before all others. The farthest node is the one whose nearest chosen node is farthest.
+    A tie goes to the node with the larger sum of distances to the chosen ones, which fills packages evenly, then to the
+    lowest.
     """
-    by_id = {node.id: node for node in nodes}
+    by_id = {node.id: node for node in machine.nodes_with_usable_cpus}
     chosen: list[int] = []
     candidates = dict.fromkeys(by_id, (inf, 0.0))  # the distance to the nearest chosen node, and the sum of distances
     while candidates and len(chosen) < count:
-        pick = max(candidates, key=lambda node: (*candidates[node], -node))
+        pick = max(candidates, key=lambda node: (node in machine.memory_nodes, *candidates[node], -node))
         del candidates[pick]
         chosen.append(pick)
         for node, (nearest, total) in candidates.items():

@@ -268,9 +268,9 @@ def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]
 def read_report(paths: Sequence[Path], settings: StepSettings | None = None) -> TraceReport:
     """Return the report on these files and folders.
 
-    Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, or if the
-    traces are of several runs, or of a job that was requeued, and NumapinError if a run with these settings traced
-    nothing.
+    Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, or if a
+    rank has several traces, as of several runs or of a job that was requeued, and NumapinError if a run with these
+    settings traced nothing.
     """
     analyses: list[Analysis] = []
     notes: list[str] = []
@@ -285,11 +285,11 @@ def read_report(paths: Sequence[Path], settings: StepSettings | None = None) -> 
     if not analyses:
         raise _no_trace(notes, settings)
     num_traces = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
-    twice = [name for name, number in num_traces.items() if number > 1]
-    if twice:
+    twice = min((name for name, number in num_traces.items() if number > 1), default=None)
+    if twice is not None:
         raise UsageError(
-            f"{', '.join(map(str, paths))}: traces of several runs: rank {min(twice)} occurs more than once",
-            "name the traces of one run, or the folders of its hosts: numapin trace --read DIR/HOST-PID …",
+            f"{num_traces[twice]} traces of rank {twice}: they are of several runs, or of several times in one",
+            "name one trace of each rank, or the folders of one run's hosts: numapin trace --read DIR/HOST-PID …",
         )
     return make_report(analyses, notes)
 

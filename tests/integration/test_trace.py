@@ -133,7 +133,7 @@ class TestTracing:
         assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
         shutil.copytree(next((tmp_path / "out").iterdir()), tmp_path / "out" / "host-of-another-run")
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
-        assert (done.status, "out: traces of several runs: rank " in done.err) == (2, True)
+        assert (done.status, "2 traces of rank " in done.err) == (2, True)
 
     def test_a_rank_that_is_restarted(self, tmp_path: Path) -> None:
         """A restarted rank is reported once per start, each with its own loads and name, and can be read again."""
@@ -150,7 +150,7 @@ class TestTracing:
         assert [(rank["source"], rank["restart"]) for rank in json.loads(done.out)["ranks"]] == lives
         shutil.copytree(tmp_path / "out", tmp_path / "again")
         done = numapin("trace", "--read", "out", "again", cwd=tmp_path)
-        assert (done.status, "out, again: traces of several runs: rank 0 occurs" in done.err) == (2, True)
+        assert (done.status, "2 traces of rank 0: they are of several runs" in done.err) == (2, True)
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout has only JSON, for both ranks; the script's own output goes to stderr."""

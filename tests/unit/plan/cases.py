@@ -113,7 +113,7 @@ GPUS: Final = {
         *({"num_ranks": number} for number in (None, 1, 2, 3, 4, 8, 9)),
     ),
     **each(
-        "without GPUs nodes whose memory may be used come first, if there is one for each rank",
+        "without GPUs nodes whose memory may be used come first",
         eight(memoryless=[4], allowed_nodes=CpuSet({1, 4, 5})),
         *({"num_ranks": number} for number in (1, 2, 3)),
     ),
