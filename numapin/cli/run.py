@@ -17,7 +17,7 @@ import click
 from numapin.base import formats
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
+from numapin.cli.options import BINDING, BindingOptions, FilePath, Seconds, topology_from
 from numapin.cli.output import emit, require_writable, show, show_frames, warn, warn_or_refuse
 from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
@@ -87,7 +87,7 @@ OPTIONS = (
     ),
     click.Option(
         ["--verify-after"],
-        type=click.FloatRange(min=0),
+        type=Seconds(min=0),
         metavar="SECONDS",
         help="Seconds from the start of the ranks to the first check (default: 10); implies --verify.",
     ),

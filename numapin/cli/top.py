@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.stderr import say
-from numapin.cli.options import JOB, Parsed
+from numapin.cli.options import JOB, Seconds
 from numapin.cli.output import emit, json_text, require_writable, show, visible, width_of_stdout, write
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.run_folder import LAST, find_folder
@@ -41,26 +41,18 @@ _OPENMETRICS: Final = "--openmetrics"
 _ONCE: Final = "numapin top --once"
 _SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
 _FIRST_S: Final = 0.3  # until the first frame
-_SHORTEST_S, _LONGEST_S = 0.1, 86_400.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-def _interval_s(text: str) -> float:
-    """Return the seconds between samples. Raises ValueError, also for text that means no number (nan)."""
-    seconds = float(text)
-    if not _SHORTEST_S <= seconds <= _LONGEST_S:
-        raise ValueError(f"{text} is not between {_SHORTEST_S:g} and {_LONGEST_S:g}")
-    return seconds
 
 
 @click.command(params=[*JOB])
 @click.option(
     "--interval",
     "interval_s",
-    type=Parsed("SECONDS", _interval_s),
+    type=Seconds(min=0.1, max=86_400),
+    metavar="SECONDS",
     default=1.0,
     show_default=True,
-    help="Seconds between samples, at least 0.1.",
+    help="Seconds between samples.",
 )
 @click.option("--once", is_flag=True, help="Show one sample and exit; with --openmetrics, write one.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print JSON (schema numapin.top/1).")
