@@ -21,6 +21,7 @@ from numapin.data.torch_names import ExceptionWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from weakref import ref
 
     from numapin.data.slots import Slot
 
@@ -122,13 +123,14 @@ def pickled(message: object) -> bytes:
 class Parcel:
     """A batch that has arrived in the rank and is not opened yet."""
 
-    __slots__ = ("__weakref__", "begun", "body", "head", "slot", "view")
+    __slots__ = ("__weakref__", "ahead", "begun", "body", "head", "slot", "view")
 
     def __init__(self, head: Head, body: bytes, view: memoryview = NO_MEMORY, slot: Slot | None = None) -> None:
         """Take a long pickle from the batch's memory, of which it is the end; `view` is of `slot`, if there is one."""
         self.head, self.view, self.slot = head, view, slot
         self.body: bytes | memoryview = body
         self.begun: Any = None  # the work that its opener started before the batch was due
+        self.ahead: set[ref[Parcel]]  # the parcels of its iterator for which work was started; unset if none was for it
         if head.body_room is not None:
             start, num_bytes = head.body_room
             self.body, self.view = view[start : start + num_bytes], view[:start]

@@ -48,7 +48,7 @@ class Copier:
         """With `pins`, separate memory is pinned."""
         self._pins = pins
 
-    def arrived(self, parcel: Parcel) -> None:
+    def arrived(self, parcel: Parcel, ahead: set[ref[Parcel]]) -> None:
         """Do nothing."""
 
     def poll(self) -> None:
@@ -197,7 +197,6 @@ class Mover:
         self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._lost: list[memoryview] = []  # slots of copies that began and whose end cannot be known
-        self._ahead: set[ref[Parcel]] = set()  # whose copies were begun before they are due
         self._num_copies = 0
 
     @property
@@ -205,23 +204,24 @@ class Mover:
         """Return the speed of the copies that were timed, in 1e9 bytes per second; None before the first."""
         return self._timed_bytes / self._timed_ms / 1e6 if self._timed_ms else None
 
-    def arrived(self, parcel: Parcel) -> None:
-        """Start the copy of a batch that is not due yet, if few enough are under way."""
+    def arrived(self, parcel: Parcel, ahead: set[ref[Parcel]]) -> None:
+        """Start the copy of a batch that is not due yet, if few enough of its iterator are under way: those `ahead`."""
         if parcel.slot is not None:
             parcel.slot.is_private = True
         is_pinned = parcel.slot is None or parcel.slot.is_settled  # else it is being pinned, and the loop goes on
-        if parcel.view and is_pinned and len(self._ahead) < _AHEAD:
+        if parcel.view and is_pinned and len(ahead) < _AHEAD:
+            parcel.ahead = ahead
             try:
                 parcel.begun = self._start(parcel)
             except torch.OutOfMemoryError:  # tried again when it is due; then the loop gets the error
                 return
-            self._ahead.add(ref(parcel, self._ahead.discard))  # an epoch that is left early drops its parcels
+            ahead.add(ref(parcel, ahead.discard))  # an epoch that is left early drops its parcels
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch on the device, for use by the current stream; never blocks the host."""
         copy: _Copy | None = parcel.begun
         if copy is not None:
-            self._ahead.discard(ref(parcel))
+            parcel.ahead.discard(ref(parcel))
         elif parcel.view:
             copy = self._start(parcel)
         handle = _get_handle(self.device.index)

@@ -137,6 +137,7 @@ class Lane:
         """Take a pool last: if the queue cannot be made, no pool has to be given back."""
         self._path, self.opener = path, opener
         self.balance: Balance | None = None
+        self._ahead: set[weakref.ref[Parcel]] = set()  # not the opener's: another iterator may be kept in mid-epoch
         self.results = result_queue(self._accept)
         self._tasks: list[TaskQueue] = []  # alive until torch's iterator closes them
         self.pool = pool()
@@ -168,7 +169,7 @@ class Lane:
             )
         view, slot = (NO_MEMORY, None) if self.pool is None else self.pool.lend(head)
         parcel = Parcel(head, body, view, slot)
-        self.opener.arrived(parcel)
+        self.opener.arrived(parcel, self._ahead)
         return parcel
 
     def reclaim(self) -> None:

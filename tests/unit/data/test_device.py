@@ -305,24 +305,31 @@ def test_a_consumer_waits_for_each_late_copy(filled: Any, fake_cuda: FakeCuda) -
     assert fake_cuda.get("waited") >= NUM_FILLED - opening._AHEAD
 
 
-def test_an_inner_loop_over_the_same_loader(fake_cuda: FakeCuda) -> None:
-    """No more batches of the outer loop are copied ahead than before: each takes memory on the device."""
-    dataset, counts = Filled(NUM_FILLED * BATCH, 1 << 14), list[int]()
-    with loading(fake_cuda, dataset, BATCH, prefetch_factor=4) as loader:
-        outer = iter(loader)
-        waiting = outer._lane.results._results
+def test_loops_over_the_same_loader(fake_cuda: FakeCuda) -> None:
+    """Each has batches copied ahead while the other one is kept, and no more than before: they take device memory."""
+
+    def most_ahead(iterator: Any, num_batches: int) -> int:
+        results, counts = iterator._lane.results, list[int]()
 
         def are_many() -> bool:
-            outer._lane.results.look_ahead()
-            return len(waiting) >= 4
+            results.look_ahead()
+            return len(results._results) >= 4
 
-        for _ in range(4):
-            for _ in range(5):
-                assert wait_until(are_many, limit_s=WAIT_S)
-                next(outer)
-            counts.append(sum(parcel.begun is not None for _number, parcel in waiting))
-            assert wrong_ones(list(loader), 0) == []
-    assert max(counts) <= opening._AHEAD, counts
+        for _ in range(num_batches):
+            assert wait_until(are_many, limit_s=WAIT_S)
+            next(iterator)
+            waiting = [data for _number, data in results._results]
+            waiting += [task[1] for task in iterator._task_info.values() if len(task) == 2]
+            counts.append(sum(parcel.begun is not None for parcel in waiting))
+        return max(counts)
+
+    with loading(fake_cuda, Filled(NUM_FILLED * BATCH, 1 << 14), BATCH, prefetch_factor=4) as loader:
+        outer = iter(loader)
+        for _ in range(3):
+            assert most_ahead(outer, 10) == opening._AHEAD
+            inner = iter(loader)
+            assert most_ahead(inner, 30) == opening._AHEAD
+            assert wrong_ones(list(inner), 30) == []
 
 
 def test_any_thread_may_load(filled: Any) -> None:
