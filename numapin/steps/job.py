@@ -155,6 +155,7 @@ class RankFiles:
     folder: Path
     found: dict[str, RankSteps] = field(default_factory=dict)
     done_s: float | None = None
+    _seen: set[int] = field(default_factory=set)  # processes that measured and ran; a container's have other ids here
 
     def read(self, now_s: float) -> bool:
         """Read the files, and return whether one has changed."""
@@ -165,6 +166,7 @@ class RankFiles:
             with suppress(OSError, MachineFileError):  # a file that is still empty
                 text = path.read_text("utf-8")
                 self.found[path.name] = read_record(RankSteps, text, source=path.name, hint="", schema=SCHEMA)
+        self._seen |= {rank.pid for rank in self.ranks if rank.phase is Phase.MEASURING and proc.is_running(rank.pid)}
         if not any(rank.phase is Phase.DONE for rank in self.ranks):  # none yet, or none since a restart
             self.done_s = None
         elif self.done_s is None:
@@ -190,7 +192,8 @@ class RankFiles:
         num_done = sum(rank.phase is Phase.DONE for rank in ranks)
         if num_done >= max(rank.num_local_ranks or rank.num_ranks for rank in ranks):
             return True
-        is_measuring = any(rank.phase is Phase.MEASURING and proc.is_running(rank.pid) for rank in ranks)
+        measuring = {rank.pid for rank in ranks if rank.phase is Phase.MEASURING}
+        is_measuring = any(pid not in self._seen or proc.is_running(pid) for pid in measuring)
         return now_s - self.done_s > _REST_WAIT_S and not is_measuring
 
     def failure(self) -> str | None:
