@@ -247,6 +247,7 @@ def test_threads_never_share_an_event(driver: Driver) -> None:
     assert shared == []
 
 
+@pytest.mark.alone
 def test_the_hot_calls_are_cheap(driver: Driver, fake_cuda: FakeCuda) -> None:
     """The loader's calls for each batch cost less than ten bare ctypes calls, which take about 0.3 us each.
 
