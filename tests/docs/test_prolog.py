@@ -107,6 +107,16 @@ def test_a_host_that_cannot_be_checked(cluster: Cluster) -> None:
     assert "scontrol" not in calls
 
 
+def test_a_numapin_that_cannot_be_imported(cluster: Cluster, tmp_path: Path) -> None:
+    """Python then ends with status 1 as well, but without a report: the job starts, and the log has the traceback."""
+    broken = _program(tmp_path / "broken", f"exec {sys.executable} -m numapin.gone")
+    status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, broken), _GPUS)
+    assert status == 0
+    assert calls.startswith("logger -t numapin -- status 1: ")
+    assert "No module named numapin.gone" in calls
+    assert "scontrol" not in calls
+
+
 def test_the_reason_is_a_whole_sentence(cluster: Cluster, tmp_path: Path) -> None:
     """The lines of a wrapped summary are joined."""
     wrapped = _program(tmp_path / "wrapped", "printf 'node7: 1 error. Start\nwith ecc.\n\nerror (1)\n'; exit 1")
@@ -128,7 +138,7 @@ def test_a_host_that_does_not_answer(ending: str, cluster: Cluster, tmp_path: Pa
 def test_processes_that_stay(cluster: Cluster, tmp_path: Path) -> None:
     """Neither a process that cannot be killed nor one that is left behind holds up the prolog."""
     pids = [tmp_path / "left.pid", tmp_path / "stuck.pid"]
-    left = _program(tmp_path / "left", f"sleep 250 & echo $! > {pids[0]}; exit 1")
+    left = _program(tmp_path / "left", f"echo found; sleep 250 & echo $! > {pids[0]}; exit 1")
     stuck = _program(tmp_path / "stuck", f"echo $$ > {pids[1]}; exec sleep 250")
     assert cluster.run(_SCRIPT.replace(_NUMAPIN, left), _GPUS)[0] == 1
     status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, stuck).replace("{1..700}", "{1..20}"), _GPUS)
