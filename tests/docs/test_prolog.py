@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ _HOST: Final = "/etc/numapin/host.json"
 _GPUS: Final = [
     FakeGpu(uuid=f"GPU-{n}", pci=f"00000000:{n + 1}B:00.0", ecc=(0, 0), rows=(0, 0), reasons=0) for n in range(2)
 ]
+_SILENT: Final = [replace(gpu, fails={"ecc": 4}) for gpu in _GPUS]
 
 
 def _snippet(language: str) -> str:
@@ -156,6 +158,15 @@ def test_the_command_is_real_and_shellcheck_finds_nothing() -> None:
         pytest.skip("no shellcheck on PATH; type: apt-get install shellcheck")
     done = subprocess.run(["shellcheck", "-"], input=_SCRIPT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_check_without_an_answer(cluster: Cluster) -> None:
+    """The line with jq fails for it, although doctor does not; for a sound host it does not fail."""
+    if not shutil.which("jq"):
+        pytest.skip("no jq on PATH; type: apt-get install jq")
+    (line,) = re.findall(r"`numapin (doctor .*jq .*)`", _PAGE)
+    assert [cluster.run(f"{_NUMAPIN} {line}", gpus)[0] for gpus in (_GPUS, _SILENT)] == [0, 1]
+    check_command_line(shlex.split(line.partition(" | ")[0]))
 
 
 def test_node_health_check(cluster: Cluster) -> None:
