@@ -173,9 +173,10 @@ def test_node_health_check(cluster: Cluster) -> None:
     """The line fails where the host differs; NHC's check runs the command and compares its status."""
     hosts, line = _snippet("text").strip().split(" || ", 1)
     assert hosts == "*"
-    script = f'check_cmd_status() {{ [ "$1 $3 $4" = "-t -r 0" ] && shift 4 && "$@" > /dev/null; }}\n{line}'
+    script = f'check_cmd_status() {{ [ "$1 $3 $4" = "-t -r 0" ] && shift 4 && "$@" >& /dev/null; }}\n{line}'
     assert cluster.run(script, _GPUS)[0] == 0
     assert cluster.run(script, _GPUS[:1])[0] == 1
+    assert cluster.run(script.replace(_HOST, "/gone/host.json"), _GPUS)[0] == 3
     check_command_line(shlex.split(line.partition(f"{_NUMAPIN} ")[2]))
 
 
