@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ _HOST: Final = "/etc/numapin/host.json"
 _GPUS: Final = [
     FakeGpu(uuid=f"GPU-{n}", pci=f"00000000:{n + 1}B:00.0", ecc=(0, 0), rows=(0, 0), reasons=0) for n in range(2)
 ]
+_SILENT: Final = [replace(gpu, fails={"ecc": 4}) for gpu in _GPUS]
 
 
 def _snippet(language: str) -> str:
@@ -107,6 +109,16 @@ def test_a_host_that_cannot_be_checked(cluster: Cluster) -> None:
     assert "scontrol" not in calls
 
 
+def test_a_numapin_that_cannot_be_imported(cluster: Cluster, tmp_path: Path) -> None:
+    """Python then ends with status 1 as well, but without a report: the job starts, and the log has the traceback."""
+    broken = _program(tmp_path / "broken", f"exec {sys.executable} -m numapin.gone")
+    status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, broken), _GPUS)
+    assert status == 0
+    assert calls.startswith("logger -t numapin -- status 1: ")
+    assert "No module named numapin.gone" in calls
+    assert "scontrol" not in calls
+
+
 def test_the_reason_is_a_whole_sentence(cluster: Cluster, tmp_path: Path) -> None:
     """The lines of a wrapped summary are joined."""
     wrapped = _program(tmp_path / "wrapped", "printf 'node7: 1 error. Start\nwith ecc.\n\nerror (1)\n'; exit 1")
@@ -128,7 +140,7 @@ def test_a_host_that_does_not_answer(ending: str, cluster: Cluster, tmp_path: Pa
 def test_processes_that_stay(cluster: Cluster, tmp_path: Path) -> None:
     """Neither a process that cannot be killed nor one that is left behind holds up the prolog."""
     pids = [tmp_path / "left.pid", tmp_path / "stuck.pid"]
-    left = _program(tmp_path / "left", f"sleep 250 & echo $! > {pids[0]}; exit 1")
+    left = _program(tmp_path / "left", f"echo found; sleep 250 & echo $! > {pids[0]}; exit 1")
     stuck = _program(tmp_path / "stuck", f"echo $$ > {pids[1]}; exec sleep 250")
     assert cluster.run(_SCRIPT.replace(_NUMAPIN, left), _GPUS)[0] == 1
     status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, stuck).replace("{1..700}", "{1..20}"), _GPUS)
@@ -148,13 +160,23 @@ def test_the_command_is_real_and_shellcheck_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_a_check_without_an_answer(cluster: Cluster) -> None:
+    """The line with jq fails for it, although doctor does not; for a sound host it does not fail."""
+    if not shutil.which("jq"):
+        pytest.skip("no jq on PATH; type: apt-get install jq")
+    (line,) = re.findall(r"`numapin (doctor .*jq .*)`", _PAGE)
+    assert [cluster.run(f"{_NUMAPIN} {line}", gpus)[0] for gpus in (_GPUS, _SILENT)] == [0, 1]
+    check_command_line(shlex.split(line.partition(" | ")[0]))
+
+
 def test_node_health_check(cluster: Cluster) -> None:
     """The line fails where the host differs; NHC's check runs the command and compares its status."""
     hosts, line = _snippet("text").strip().split(" || ", 1)
     assert hosts == "*"
-    script = f'check_cmd_status() {{ [ "$1 $3 $4" = "-t -r 0" ] && shift 4 && "$@" > /dev/null; }}\n{line}'
+    script = f'check_cmd_status() {{ [ "$1 $3 $4" = "-t -r 0" ] && shift 4 && "$@" >& /dev/null; }}\n{line}'
     assert cluster.run(script, _GPUS)[0] == 0
     assert cluster.run(script, _GPUS[:1])[0] == 1
+    assert cluster.run(script.replace(_HOST, "/gone/host.json"), _GPUS)[0] == 3
     check_command_line(shlex.split(line.partition(f"{_NUMAPIN} ")[2]))
 
 

@@ -11,7 +11,7 @@ from tests.engines.cluster import output_in
 from tests.engines.conftest import NAMESPACES, require
 from tests.engines.machines import INTERFACE, pair
 from tests.engines.test_mpi import Hosts
-from tests.engines.told import PROBE, ranks_in, run_on_each
+from tests.engines.told import PROBE, met_in, ranks_in, run_on_each
 from tests.integration.launching import NUMAPIN
 
 if TYPE_CHECKING:
@@ -102,6 +102,19 @@ def test_variables_of_another_manager(two_machines: tuple[Machine, Machine], tmp
     variables = [environ | {"PMI_RANK": str(number)} for number in (0, 1)]
     run_on_each(two_machines, tmp_path, "--nproc-per-node=1", variables=variables, probe=("--alone",))
     assert [(rank["rank"], rank["host"]) for rank in ranks_in(tmp_path)] == [(0, "numapin1"), (1, "numapin2")]
+
+
+@pytest.mark.netns
+def test_pods_of_a_pytorchjob(tmp_path: Path) -> None:
+    """They need no option with the variables of the training operator 1.9: pkg/controller.v1/pytorch/envvar.go."""
+    require(*NAMESPACES, namespaces=True)
+    names = ("train-master-0", "train-worker-0")
+    alike = {"WORLD_SIZE": "2", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PYTHONUNBUFFERED": "1"}
+    alike |= {"MASTER_ADDR": names[0], "MASTER_PORT": "23456", "PET_MASTER_ADDR": names[0], "PET_MASTER_PORT": "23456"}
+    variables = [alike | {"RANK": str(index), "PET_NODE_RANK": str(index)} for index in (0, 1)]
+    with pair(tmp_path, *names) as pods:
+        run_on_each(pods, tmp_path, variables=variables)
+    assert [rank["host"] for rank in met_in(tmp_path, size=2)] == [*names]
 
 
 @pytest.mark.netns

@@ -242,7 +242,8 @@ _HEAD = """\
 # The checks of numapin doctor
 
 `numapin doctor` makes these checks, in this order, and prints for each fault the command that fixes it. It changes
-nothing. Checks with a * need the running machine: on a capture (`--root DIR`), it leaves them out, and says so.
+nothing. Checks with a * need the running machine: on a [capture](binding.md#machine-files)
+(`--root DIR`), it leaves them out, and says so.
 
 | check | what it finds, and what that costs a job | read from |
 |---|---|---|"""
