@@ -37,4 +37,5 @@ if [ -n "$packages" ]; then
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+echo "installing torch and what the tests need into $venv: a few minutes"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

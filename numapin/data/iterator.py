@@ -110,6 +110,7 @@ class LaneIterator(_TorchsIterator):
     def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
         self._last_s, self._num_failed = None, 0
         self._path.publish()  # of an epoch that was left early
+        self._lane.reclaim()  # what was dropped since the last batch serves the first tasks
         super()._reset(loader, *arguments, **options)
         if self._transform is not None:
             self._transform.restart()

@@ -337,7 +337,7 @@ class DataPath:
             slots=len(slots),
             slots_made=counts.slots_made,
             slot_bytes=max((slot.num_bytes for slot in slots), default=0),
-            slots_on_loan=sum(slot.lease is not None for slot in slots),
+            slots_on_loan=sum(slot.is_in_use for slot in slots),
             pinned_bytes=sum(slot.pinned_bytes for slot in slots),
             nodes=tuple(sorted(locality.nodes)),
             share_on_node=share_on(locality.nodes, slots),

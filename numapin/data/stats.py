@@ -40,7 +40,7 @@ class Stats:
         slots: The number of slots that exist now.
         slots_made: The number of slots that workers have made so far; it stays the same while batches reuse them.
         slot_bytes: The size of the largest slot.
-        slots_on_loan: Slots that the rank refers to, or that a copy may still read.
+        slots_on_loan: Slots of batches that the rank refers to.
         pinned_bytes: The pinned memory of the slots.
         nodes: The nodes where the memory belongs.
         share_on_node: The share of the slots' pages on `nodes`, 0 to 1, as the kernel reports it.

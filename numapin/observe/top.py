@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from numapin.observe.model import MemoryKind
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere, off_plan
 from numapin.topology.readings import GpuLoad
 
@@ -121,6 +122,7 @@ def _rank(plan: RankPlan, seen: ObservedRank, num_off_plan: int, before: Sample,
     if seen.has_memory and by_node and plan.nodes:
         remote_share = sum(elsewhere(plan, by_node).values()) / by_node.total()
     used, used_before = now.cpu_s.get(rank), before.cpu_s.get(rank)
+    locked = LOCKED if plan.gpu is not None else frozenset({MemoryKind.PINNED})  # without a GPU no slot is pinned
     cpu_share = None
     if used and used_before and interval_s > 0:  # of processes in both samples: a new one has used time before
         grown = (cpu_s - used_before[pid] for pid, cpu_s in used.items() if pid in used_before)
@@ -132,7 +134,7 @@ def _rank(plan: RankPlan, seen: ObservedRank, num_off_plan: int, before: Sample,
         num_threads=len(list(seen.threads)),
         num_off_plan=num_off_plan,
         remote_share=remote_share,
-        pinned_bytes=None if seen.hides_pinned or not seen.has_memory else seen.bytes_by_node(LOCKED).total(),
+        pinned_bytes=None if seen.hides_pinned or not seen.has_memory else seen.bytes_by_node(locked).total(),
         wait_share=_wait_share(before.waited.get(rank), now.waited.get(rank)),
         load=now.loads.get((plan.gpu and plan.gpu.uuid) or "", GpuLoad()),
         cpu_share=cpu_share,

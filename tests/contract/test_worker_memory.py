@@ -180,3 +180,13 @@ def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
     assert (stats.hits, stats.misses, stats.bytes) == (120, {}, 120 * 2 * 4096 * 4)
     assert stats.slots_made <= MOST_KEPT + 8
     assert capfd.readouterr().err.count("your dataset or collate_fn keeps batch memory") == 1
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_slots_of_batches_dropped_between_epochs_serve_the_next(*, persistent: bool) -> None:
+    """No worker makes a slot while one that it made is free."""
+    with numapin.DataLoader(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent) as loader:
+        assert len(list(loader)) == loader.stats().slots == SIZE // 4  # all kept at once, then dropped
+        for number, batch in enumerate(loader):
+            assert torch.equal(batch["x"], expected(number))
+        assert loader.stats().slots_made == SIZE // 4

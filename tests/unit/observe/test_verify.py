@@ -364,7 +364,9 @@ TOPS: Final = {
     "without planned nodes only pinned bytes count": _top(
         _seen(_pages(MemoryKind.SLOT, n0=5)), plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)
     ),
-    "a rank without a GPU has no load": _top(_later(), plan=replace(PLANNED, gpu=None)),
+    "a rank without a GPU has no load, and no slot of it is pinned": _top(
+        _seen(_pages(MemoryKind.SLOT, n1=5)), plan=replace(PLANNED, gpu=None)
+    ),
     "so has a GPU without a UUID": _top(_later(), plan=replace(PLANNED, gpu=GpuRef(index=1, uuid=None, pci=None))),
     "and one that NVML does not know": _top(_later(), plan=replace(PLANNED, gpu=GpuRef(index=1, uuid="X", pci=None))),
     "waiting is a share of the time in steps": _top(_later(**_waited(1.5, 12.0)), before=WAITED),
