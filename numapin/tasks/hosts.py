@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numapin.launcher.options import Job
 
-IDENTITY: Final = "NUMAPIN_HOSTS"
-"""The variable by which ranks, and launchers in them, know from where their own launcher knew its hosts."""
+JOB_IDS: Final = "NUMAPIN_HOSTS"
+"""The variable in which a launcher leaves its `job_ids_of` for launchers that its ranks start."""
 _OF_JOBS: Final = (
     *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "LSB_JOBID", "PBS_JOBID"),
@@ -63,8 +63,8 @@ class HostsFound(NamedTuple):
         return f"host {self.number} of {size}, {first}, from {self.manager} ({', '.join(self.settings)})"
 
 
-def identity_of(environ: Mapping[str, str]) -> str:
-    """Return a text that differs between any two jobs and steps, and is the same for all that one of them starts."""
+def job_ids_of(environ: Mapping[str, str]) -> str:
+    """Return the managers' ids of the job and step: the same in all processes of a step, different in any two steps."""
     return " ".join(f"{name}={environ[name]}" for name in _OF_JOBS if name in environ)
 
 
@@ -84,11 +84,11 @@ def find_hosts(
         if is_there:
             break
     if is_inside_rank(environ):
-        outer = environ.get(IDENTITY)
+        outer = environ.get(JOB_IDS)
         if outer is None and found is not None and (found.num_hosts or 1) > 1:
             remark = f"this launcher is in a rank of another one, so the variables of {found.manager} are ignored"
             return None, f"{remark}; unset LOCAL_RANK, TORCHELASTIC_RUN_ID and NUMAPIN_BINDING if they are not about it"
-        if outer is None or outer == identity_of(environ):
+        if outer is None or outer == job_ids_of(environ):
             return None, ""
     if found is None or found.num_hosts is None:
         return found, remark
