@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.errors import NumapinError, Stopped, UsageError
+from numapin.errors import NumapinError, Stopped
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts
 from numapin.launcher.logs import Logs
@@ -290,7 +290,7 @@ def _tell_outer_launcher(failure: RanksFailed) -> None:
 
 
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:
-    """Return torchrun's variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
+    """Return torchrun's variables of one rank."""
     own = {
         "RANK": str(place.first_rank + local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -298,14 +298,8 @@ def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutpu
         "TORCHELASTIC_ERROR_FILE": files.error,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
     }
-    if not job.virtual_local_rank:
-        return own
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
+    if job.virtual_local_rank:  # the plan has at most as many ranks as the list has GPUs
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpu = str(local_rank) if listed is None else listed.split(",")[local_rank].strip()
-    except IndexError:
-        raise UsageError(
-            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={listed} has no GPU for rank {local_rank}",
-            "start fewer ranks with --nproc-per-node",
-        ) from None
-    return {**own, "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
+        own |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
+    return own
