@@ -160,8 +160,7 @@ def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> Hosts:
         return FixedHosts(job, num_ranks, job_id)
     if not job.is_single_host:
         return SeveralHosts(job, num_ranks, alarm)
-    uses_torch = bool(job.why_torch)
-    return OneHost(num_ranks, job.local_addr, job.master_port, run_id=job.run_id, uses_torch=uses_torch)
+    return OneHost(num_ranks, job.local_addr, job.master_port, run_id=job.run_id, uses_torch=bool(job.why_torch))
 
 
 def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbox, alarm: Alarm) -> None:
@@ -193,7 +192,7 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
 def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: RankOutput) -> StartedRank:
     """Start one rank. Raises NumapinError if the kernel refuses it."""
     words = job.command_of(local_rank)
-    program, *arguments = ["", *words] if job.no_python and not job.run_path else words
+    program, *arguments = ["", *words] if job.no_python and not job.run_path else words  # "": not a Python
     try:
         with ExitStack() as opened:
             streams = [opened.enter_context(open(path, "ab")) if path else None for path in files[1:]]
