@@ -118,26 +118,26 @@ def _run_round(
 
     Raises NotMet, _HostsWait, and Stopped if a signal stopped the job after it had failed.
     """
-    kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
+    kills_before, ranks = cgroup.read_kills(), list[StartedRank]()  # kills for lack of memory
     shared = place.shared_variables(os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts)
     try:
         with (
             hosts.reporting_errors(),  # of a guardian that cannot be started
             closing(logs),
-            guarded(run_dir),
+            guarded(run_dir),  # ends the ranks if this process is killed
             ended_on_error(ranks, run_dir, job.shutdown_timeout_s, alarm.is_urgent, alarm.take_signal),
             hosts.reporting_errors(),  # all others, before the ranks of this host are ended
         ):
             files = logs.begin(restarts, place, run_dir)
             for local_rank, own_files in enumerate(files):
-                alarm.ring()
+                alarm.ring()  # raises StopSignal for a signal that came meanwhile
                 variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
                 ranks.append(start_rank(job, local_rank, variables, own_files))
             _watch(ranks, job, hosts, mailbox, alarm)
     except RoundFailed as failed:
         failure = failure_of(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
         failure = hosts.agree_on_first(failure, alarm)
-        alarm.take_signal()  # takes a signal that came while the ranks ended
+        alarm.take_signal()  # sets `stopped_by` if a signal came while the ranks ended
         if alarm.stopped_by is not None:
             # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
             own = failure.failure
@@ -190,7 +190,7 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
 
 
 def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: RankOutput) -> StartedRank:
-    """Start one rank. Raises NumapinError if the kernel refuses it."""
+    """Start one rank, which first binds itself in `rank.shim`. Raises NumapinError if the kernel refuses it."""
     words = job.command_of(local_rank)
     program, *arguments = ["", *words] if job.no_python and not job.run_path else words  # "": not a Python
     try:

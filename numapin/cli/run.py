@@ -38,7 +38,7 @@ from numapin.tasks.hosts import JOB_IDS, OwnHost, job_ids_of, with_found_hosts
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from numapin.launcher.failure import JobFailure
@@ -142,7 +142,7 @@ run = TorchrunCommand(
 def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
     """Read the machine, make the plan, and run the job to its end."""
     try:
-        # What the command line and the environment say.
+        # The environment and the options, before the machine is read.
         forgotten, more_files = forget_outer_rank(os.environ), raise_open_files()
         if binding := binding_variables(os.environ):
             settings = " ".join(f"{name}={value[:_SHOWN_CHARS]}" for name, value in binding.items())
@@ -195,9 +195,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 command = formats.quote_all(job.command_of(rank.local_rank))
                 emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
         else:
-            # NVML shows lost GPUs, but only NVIDIA's.
-            looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else (lambda: ())
-            _launch(plan, job, environment, mailbox, options=options, watch=watch, looks=looks)
+            has_nvidia = any(gpu.is_nvidia for gpu in topology.visible_gpus)
+            _launch(plan, job, environment, mailbox, options=options, watch=watch, has_nvidia=has_nvidia)
     except NumapinError as error:
         if options.traceback:
             _show_all_frames(error)
@@ -212,9 +211,9 @@ def _launch(
     *,
     options: RunOptions,
     watch: Watching | None,
-    looks: Callable[[], Iterable[NvmlReadings]],
+    has_nvidia: bool,
 ) -> None:
-    """Run the job in a folder of its own; `looks` returns readings of NVML that show lost GPUs before a restart."""
+    """Run the job in a folder of its own; with `has_nvidia`, NVML shows before a restart whether a GPU was lost."""
     from numapin.launch import launch
 
     if job.why_torch:
@@ -240,7 +239,7 @@ def _launch(
         if options.verbose:
             say(f"files of this run: {run_dir}")
         try:
-            launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
+            launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _gpu_readings() if has_nvidia else ()))
         except (RankError, Stopped) as error:
             if failure := _failure_in(error):
                 from numapin.view.failure_block import failure_block, failure_text
