@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.errors import NumapinError, Stopped, UsageError
+from numapin.errors import NumapinError, Stopped
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts
 from numapin.launcher.logs import Logs
@@ -40,11 +40,11 @@ _LOOK_S: Final = 0.1
 
 
 class RoundFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
-    """A rank failed, maybe on another host, while these were running; `seen` is the last look at the job."""
+    """A rank failed, maybe on another host; `seen` is the last look at the local ranks in `still_running`."""
 
-    def __init__(self, others: frozenset[int], seen: LastLook) -> None:
-        super().__init__(others)
-        self.others, self.seen = others, seen
+    def __init__(self, still_running: frozenset[int], seen: LastLook) -> None:
+        super().__init__(still_running)
+        self.still_running, self.seen = still_running, seen
 
 
 class _HostsWait(Exception):  # noqa: N818 - ends this round's ranks; the next round has more or other hosts
@@ -67,13 +67,13 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         hosts = opened.enter_context(hosts_of(job, len(plan.ranks), alarm))
         logs = Logs(job)
         handover.hand_over(plan, run_dir, os.environ)
-        identity = handover.identity(run_dir)
+        folder_id = handover.folder_id(run_dir)
         while True:
-            if identity is None or handover.identity(run_dir) != identity:
-                run_dir, identity = _replace_folder(plan, run_dir, opened)
+            if folder_id is None or handover.folder_id(run_dir) != folder_id:
+                run_dir, folder_id = _replace_folder(plan, run_dir, opened)
             try:
-                place = hosts.join(alarm)
-                failure = None  # the ranks start again: another error is about them
+                place = hosts.join(alarm)  # the numbers of this host and its ranks, and their store's address
+                failure = None  # while ranks run; between rounds it is why the last one ended
                 failure = _run_round(
                     plan, job, run_dir, restarts, place=place, hosts=hosts, alarm=alarm, mailbox=mailbox, logs=logs
                 )
@@ -118,27 +118,31 @@ def _run_round(
 
     Raises NotMet, _HostsWait, and Stopped if a signal stopped the job after it had failed.
     """
-    kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
-    with hosts.telling():
-        files = logs.begin(restarts, place, run_dir)
+    kills_before, ranks = cgroup.read_kills(), list[StartedRank]()  # kills for lack of memory
     shared = place.shared_variables(os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts)
-    ended = ended_on_error(ranks, run_dir, job.shutdown_timeout_s, alarm.is_urgent, alarm.take_signal)
     try:
-        with hosts.telling(), closing(logs), guarded(run_dir), ended, hosts.telling():
+        with (
+            hosts.reporting_errors(),  # of a guardian that cannot be started
+            closing(logs),
+            guarded(run_dir),  # ends the ranks if this process is killed
+            ended_on_error(ranks, run_dir, job.shutdown_timeout_s, alarm.is_urgent, alarm.take_signal),
+            hosts.reporting_errors(),  # all others, before the ranks of this host are ended
+        ):
+            files = logs.begin(restarts, place, run_dir)
             for local_rank, own_files in enumerate(files):
-                alarm.ring()
+                alarm.ring()  # raises StopSignal for a signal that came meanwhile
                 variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
                 ranks.append(start_rank(job, local_rank, variables, own_files))
             _watch(ranks, job, hosts, mailbox, alarm)
     except RoundFailed as failed:
-        failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
+        failure = failure_of(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
         failure = hosts.agree_on_first(failure, alarm)
-        alarm.take_signal()  # takes a signal that came while the ranks ended
+        alarm.take_signal()  # sets `stopped_by` if a signal came while the ranks ended
         if alarm.stopped_by is not None:
             # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
             own = failure.failure
-            is_same = own.elsewhere is None and own.first.signal_number == alarm.stopped_by
-            raise Stopped(alarm.stopped_by, notes_of(failed)) from (None if is_same else failure)
+            ended_by_our_signal = own.elsewhere is None and own.first.signal_number == alarm.stopped_by
+            raise Stopped(alarm.stopped_by, notes_of(failed)) from (None if ended_by_our_signal else failure)
         for note in getattr(failed, "__notes__", ()):
             say(note)
         return failure
@@ -151,13 +155,12 @@ def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> Hosts:
     if job.is_fixed:
         from numapin.launcher.fixed_hosts import FixedHosts  # a job on one host does not need it
 
-        # The first variable only: mpirun may start the processes of other hosts in a step of Slurm.
-        identity = os.environ.get("NUMAPIN_HOSTS", "").partition(" ")[0] if job.hosts_from else ""
-        return FixedHosts(job, num_ranks, identity)
+        # The first of `tasks.hosts.job_ids_of`: mpirun may start the processes of other hosts in a step of Slurm.
+        job_id = os.environ.get("NUMAPIN_HOSTS", "").partition(" ")[0] if job.hosts_from else ""
+        return FixedHosts(job, num_ranks, job_id)
     if not job.is_single_host:
         return SeveralHosts(job, num_ranks, alarm)
-    uses_torch = bool(job.why_torch)
-    return OneHost(num_ranks, job.local_addr, job.master_port, run_id=job.run_id, uses_torch=uses_torch)
+    return OneHost(num_ranks, job.local_addr, job.master_port, run_id=job.run_id, uses_torch=bool(job.why_torch))
 
 
 def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbox, alarm: Alarm) -> None:
@@ -177,9 +180,9 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
         if hosts.has_failed_elsewhere() or any(rank.status for rank in running):
             from numapin.launcher import survivors  # a job that succeeds does not need it
 
-            others = [rank for rank in running if rank.is_running]
-            seen = survivors.look(rank.process.pid for rank in others)
-            raise RoundFailed(frozenset(rank.local_rank for rank in others), seen)
+            still_running = [rank for rank in running if rank.is_running]
+            seen = survivors.look(rank.process.pid for rank in still_running)
+            raise RoundFailed(frozenset(rank.local_rank for rank in still_running), seen)
         if time.monotonic() >= asked_s + job.monitor_interval:
             asked_s = time.monotonic()
             if hosts.num_waiting():
@@ -187,9 +190,9 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
 
 
 def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: RankOutput) -> StartedRank:
-    """Start one rank. Raises NumapinError if the kernel refuses it."""
+    """Start one rank, which first binds itself in `rank.shim`. Raises NumapinError if the kernel refuses it."""
     words = job.command_of(local_rank)
-    program, *arguments = ["", *words] if job.no_python and not job.run_path else words
+    program, *arguments = ["", *words] if job.no_python and not job.run_path else words  # "": not a Python
     try:
         with ExitStack() as opened:
             streams = [opened.enter_context(open(path, "ab")) if path else None for path in files[1:]]
@@ -201,7 +204,7 @@ def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: R
     return StartedRank(local_rank, process)
 
 
-def account(
+def failure_of(
     job: Job,
     plan: Plan,
     place: HostPlace,
@@ -228,7 +231,7 @@ def account(
                 pid=rank.process.pid,
                 exitcode=-signal.SIGKILL if rank.status is None else rank.status,
                 ended_s=rank.ended_s or time.time(),
-                was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
+                was_ended=rank.local_rank in failed.still_running and rank.asked_s is not None,
                 asked_s=rank.asked_s,
                 stack=failed.seen.stacks.get(rank.process.pid, ""),
                 is_left=rank.status is None,
@@ -257,7 +260,7 @@ def account(
 
 
 def _replace_folder(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:
-    """Make another folder for a run whose folder was removed, or replaced by another user's; return its identity, too.
+    """Make another folder for a run whose folder was removed, or replaced by another user's; return its id, too.
 
     Raises NumapinError.
     """
@@ -268,7 +271,7 @@ def _replace_folder(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tupl
         f"{run_dir} takes its place; to prevent this, set NUMAPIN_RUN_DIR to a folder outside of /tmp"
     )
     handover.hand_over(plan, run_dir, os.environ)
-    return run_dir, handover.identity(run_dir)
+    return run_dir, handover.folder_id(run_dir)
 
 
 def _tell_outer_launcher(failure: RanksFailed) -> None:
@@ -286,7 +289,7 @@ def _tell_outer_launcher(failure: RanksFailed) -> None:
 
 
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:
-    """Return torchrun's variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
+    """Return torchrun's variables of one rank."""
     own = {
         "RANK": str(place.first_rank + local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -294,14 +297,8 @@ def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutpu
         "TORCHELASTIC_ERROR_FILE": files.error,
         "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
     }
-    if not job.virtual_local_rank:
-        return own
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
+    if job.virtual_local_rank:  # the plan has at most as many ranks as the list has GPUs
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpu = str(local_rank) if listed is None else listed.split(",")[local_rank].strip()
-    except IndexError:
-        raise UsageError(
-            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={listed} has no GPU for rank {local_rank}",
-            "start fewer ranks with --nproc-per-node",
-        ) from None
-    return {**own, "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
+        own |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
+    return own

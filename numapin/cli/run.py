@@ -34,11 +34,11 @@ from numapin.rank import handover, hook_env
 from numapin.rank.inherited import forget_outer_rank, raise_open_files
 from numapin.rank.signals import open_mailbox
 from numapin.system.libraries import binding_variables
-from numapin.tasks.hosts import IDENTITY, OwnHost, identity_of, with_found_hosts
+from numapin.tasks.hosts import JOB_IDS, OwnHost, job_ids_of, with_found_hosts
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from numapin.launcher.failure import JobFailure
@@ -142,7 +142,7 @@ run = TorchrunCommand(
 def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
     """Read the machine, make the plan, and run the job to its end."""
     try:
-        # What the command line and the environment say.
+        # The environment and the options, before the machine is read.
         forgotten, more_files = forget_outer_rank(os.environ), raise_open_files()
         if binding := binding_variables(os.environ):
             settings = " ".join(f"{name}={value[:_SHOWN_CHARS]}" for name, value in binding.items())
@@ -155,11 +155,11 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
             )
         _warn_of_options_after(job)
         num_hosts = job.min_max_nodes[1]
-        hosts_in_words = "one host" if num_hosts == 1 else f"{num_hosts} hosts"
+        why_launcher = job.why_torch or ("one host" if num_hosts == 1 else f"{num_hosts} hosts")
         watch = None
         if options.verify or options.verify_after is not None or options.report is not None:
-            name = "agent" if job.why_torch else "direct"
-            watch = watching_of(options, {"name": name, "reason": job.why_torch or hosts_in_words})
+            name = "agent" if job.why_torch else "direct"  # the words of docs/schemas.md
+            watch = watching_of(options, {"name": name, "reason": why_launcher})
 
         # The machine, then the plan, which is tried before any rank exists.
         topology = topology_from(gpu_nodes=options.gpu_nodes)
@@ -182,9 +182,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 say("this machine has one NUMA node: all memory is local, with or without binding")
         warn(plan.warnings)
         if options.dry_run or options.verbose:
-            direct = f"direct, without torch: {hosts_in_words}"
-            way = f"with torch's store: {job.why_torch}" if job.why_torch else direct
-            say(f"launcher: {way}")
+            way = "with torch's store" if job.why_torch else "direct, without torch"
+            say(f"launcher: {way}: {why_launcher}")
         if options.verbose:
             _explain_start(plan, job, forgotten=forgotten, more_files=more_files)
 
@@ -196,8 +195,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
                 command = formats.quote_all(job.command_of(rank.local_rank))
                 emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
         else:
-            looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
-            _launch(plan, job, environment, mailbox, options=options, watch=watch, looks=looks)
+            has_nvidia = any(gpu.is_nvidia for gpu in topology.visible_gpus)
+            _launch(plan, job, environment, mailbox, options=options, watch=watch, has_nvidia=has_nvidia)
     except NumapinError as error:
         if options.traceback:
             _show_all_frames(error)
@@ -212,9 +211,9 @@ def _launch(
     *,
     options: RunOptions,
     watch: Watching | None,
-    looks: Callable[[], Iterable[NvmlReadings]],
+    has_nvidia: bool,
 ) -> None:
-    """Run the job in a folder of its own; `looks` returns readings of NVML that show lost GPUs before a restart."""
+    """Run the job in a folder of its own; with `has_nvidia`, NVML shows before a restart whether a GPU was lost."""
     from numapin.launch import launch
 
     if job.why_torch:
@@ -225,8 +224,9 @@ def _launch(
         os.sched_setaffinity(0, affinity)
     keep_script(job.command)
     os.environ.update(environment)
-    os.environ[IDENTITY] = identity_of(os.environ)  # for launchers in ranks
-    mailbox.leave(job.signals)
+    os.environ[JOB_IDS] = job_ids_of(os.environ)  # a launcher in a rank knows by them whether it is in the same job
+    mailbox.leave(job.signals)  # these end the job; the ranks get the others
+    # Below a wrapper, such as a shell, the nearest process that handles a signal gets it.
     mailbox.wrapper = None if hook_env.is_python(job.command) else job.command[0]
     with ExitStack() as during:
         run_dir = during.enter_context(run_directory(os.environ, say if options.verbose else None))
@@ -239,7 +239,7 @@ def _launch(
         if options.verbose:
             say(f"files of this run: {run_dir}")
         try:
-            launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
+            launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _gpu_readings() if has_nvidia else ()))
         except (RankError, Stopped) as error:
             if failure := _failure_in(error):
                 from numapin.view.failure_block import failure_block, failure_text

@@ -102,9 +102,9 @@ class HostFailure(NamedTuple):
 class FixedHosts(Hosts):
     """A job on several hosts whose number is fixed. There is one round."""
 
-    def __init__(self, job: Job, num_ranks: int, identity: str = "") -> None:
+    def __init__(self, job: Job, num_ranks: int, job_id: str = "") -> None:
         self._job = job
-        digest = public_id(identity)[:16] if identity else ""
+        digest = public_id(job_id)[:16] if job_id else ""
         self._own = _Caller(job.node_rank, job.min_max_nodes[1], num_ranks, os.uname().nodename, job.role, digest)
         self._is_first = job.node_rank == 0
         host, colon, port = job.rdzv_endpoint.rpartition(":")
@@ -388,7 +388,7 @@ class FixedHosts(Hosts):
         self._send_all("bye")
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Tell the other hosts at once if an exception in this block is about to end the ranks of this one."""
         try:
             yield

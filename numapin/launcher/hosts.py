@@ -153,7 +153,7 @@ class Hosts:
         """Return whether to watch on for other hosts, although the ranks of this one have succeeded."""
         return False
 
-    def telling(self) -> AbstractContextManager[None]:
+    def reporting_errors(self) -> AbstractContextManager[None]:
         """Tell the other hosts at once about an exception in this block, which ends the ranks of this host."""
         return nullcontext()
 

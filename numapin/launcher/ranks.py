@@ -128,7 +128,7 @@ class Alarm:
     def __init__(self, numbers: Collection[signal.Signals]) -> None:
         self._numbers = numbers
         self._received: list[signal.Signals] = []  # those that neither `ring` nor `take_signal` has taken
-        self._interrupted_s = -_ONE_PRESS_S  # the time of the last SIGINT that counts
+        self._interrupted_s = -_ONE_PRESS_S  # the time of the last SIGINT that counts, so the first one does
         self.stopped_by: signal.Signals | None = None
 
     def __enter__(self) -> Self:

@@ -72,22 +72,22 @@ def make_plan(topology: Topology, request: Request) -> Plan:
 
 def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan, and those of its warnings that are about ranks, not about the machine."""
-    machine = UsableMachine(topology, usable_cpus(topology, request))  # 1
-    drafts = assign_gpus(machine, request)  # 2
-    assign_pools(machine, request, drafts)  # 3, 4
-    assign_cpus(machine, request, drafts)  # 5, 6
+    machine = UsableMachine(topology, usable_cpus(topology, request))  # step 1 of `make_plan`
+    drafts = assign_gpus(machine, request)  # step 2
+    assign_pools(machine, request, drafts)  # steps 3 and 4
+    assign_cpus(machine, request, drafts)  # steps 5 and 6
     nearest_nics = topology.nearest_nics
     ranks = []
     for draft in drafts:
         add_doubts(topology, request, draft)
         gpu = draft.gpu
-        nics = None if gpu is None else nearest_nics.get(gpu.index)  # 7
+        nics = None if gpu is None else nearest_nics.get(gpu.index)  # step 7
         if request.nic_env and (nics is None or not nics.has_verbs):
             missing = "no GPU is known" if gpu is None else "no RDMA NIC is known near its GPU"
             if nics is not None:
                 missing = "its NIC is one of Slingshot, which has no verbs device"
             draft.because(f"--nic-env {','.join(request.nic_env)} sets nothing: {missing}", exact=False)
-        assign_memory(machine, request, draft)  # 8
+        assign_memory(machine, request, draft)  # step 8
         ranks.append(
             RankPlan(
                 local_rank=draft.local_rank,

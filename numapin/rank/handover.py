@@ -196,7 +196,7 @@ def read_at(folder: int, name: str) -> str:
     return content.decode(errors="replace")
 
 
-def identity(folder: str) -> tuple[int, int] | None:
+def folder_id(folder: str) -> tuple[int, int] | None:
     """Return device and inode of a run's folder; None if it is gone, or if others can replace it."""
     try:
         with opened_to_write(folder) as descriptor:

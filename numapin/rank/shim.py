@@ -59,7 +59,7 @@ def main() -> None:
         os._exit(1)
     applied = bind.apply(own)
     binding = own.json
-    is_as_planned = all(text in binding for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
+    is_as_planned = all(text in binding for text in applied.shortfalls)  # the plan has what the rehearsal found
     if not is_as_planned:
         import json
 
@@ -77,11 +77,11 @@ def main() -> None:
         os.dup2(script, 0)
         os.close(script)
 
-    # Python writes what ends it into torch's error file (hook/sitecustomize.py), except for `numapin.spawn` and
-    # --run-path (-c), which do that themselves. The hook takes both variables out of the environment again. A wrapper
-    # that is not Python has them, and the Python that it starts records what ends it.
-    records_itself = program and (rest[:1] != ["-u"] or "".join(rest[1:2]).startswith("-c"))
-    if not records_itself and os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in HOOK:
+    # The hook (sitecustomize.py) writes what ends Python into torch's error file, and removes the two variables below
+    # again; a wrapper that is not Python passes them on to the Python below it. The code (-c) of --run-path and of
+    # `numapin.spawn`, which may put other flags before -u, writes that file itself.
+    is_own_code = program and (rest[0] != "-u" or rest[1].startswith("-c"))
+    if not is_own_code and os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in HOOK:
         os.environ["PYTHONPATH"] = with_hook(os.environ.get("PYTHONPATH", ""))
         os.environ["NUMAPIN_RANK_PID"] = str(os.getpid())
     accept()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numapin.launcher.options import Job
 
-IDENTITY: Final = "NUMAPIN_HOSTS"
-"""The variable by which ranks, and launchers in them, know from where their own launcher knew its hosts."""
+JOB_IDS: Final = "NUMAPIN_HOSTS"
+"""The variable in which a launcher leaves its `job_ids_of` for launchers that its ranks start."""
 _OF_JOBS: Final = (
     *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "LSB_JOBID", "PBS_JOBID"),
@@ -63,8 +63,8 @@ class HostsFound(NamedTuple):
         return f"host {self.number} of {size}, {first}, from {self.manager} ({', '.join(self.settings)})"
 
 
-def identity_of(environ: Mapping[str, str]) -> str:
-    """Return a text that differs between any two jobs and steps, and is the same for all that one of them starts."""
+def job_ids_of(environ: Mapping[str, str]) -> str:
+    """Return the managers' ids of the job and step: the same in all processes of a step, different in any two steps."""
     return " ".join(f"{name}={environ[name]}" for name in _OF_JOBS if name in environ)
 
 
@@ -78,17 +78,14 @@ def find_hosts(
     new if that rank has submitted another job. `num_hosts` is that of --nnodes, without which an Indexed Job of
     Kubernetes is one job in each pod. Raises UsageError for variables that contradict each other.
     """
-    found, remark = None, ""
-    for source in _SOURCES if num_hosts else _SOURCES[:-1]:
-        is_there, found, remark = source(environ, own)
-        if is_there:
-            break
+    answers = (source(environ, own) for source in (_SOURCES if num_hosts else _SOURCES[:-1]))
+    found, remark = next(filter(None, answers), (None, ""))
     if is_inside_rank(environ):
-        outer = environ.get(IDENTITY)
+        outer = environ.get(JOB_IDS)
         if outer is None and found is not None and (found.num_hosts or 1) > 1:
             remark = f"this launcher is in a rank of another one, so the variables of {found.manager} are ignored"
             return None, f"{remark}; unset LOCAL_RANK, TORCHELASTIC_RUN_ID and NUMAPIN_BINDING if they are not about it"
-        if outer is None or outer == identity_of(environ):
+        if outer is None or outer == job_ids_of(environ):
             return None, ""
     if found is None or found.num_hosts is None:
         return found, remark
@@ -153,16 +150,16 @@ def _require_number(job: Job, where: str) -> None:
 
 # --- the sources -----------------------------------------------------------------------------------------------------
 
-_Result = tuple[bool, HostsFound | None, str]
-_NOTHING: Final[_Result] = (False, None, "")
+_Answer = tuple[HostsFound | None, str] | None
+"""The place and the remark that `find_hosts` returns; None if the variables of this manager are not set."""
 
 
-def _open_mpi(environ: Mapping[str, str], own: OwnHost) -> _Result:
+def _open_mpi(environ: Mapping[str, str], own: OwnHost) -> _Answer:
     """OMPI_COMM_WORLD_*: Open MPI's documentation, "Environment variables set for MPI applications"."""
     jobs = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")  # of Open MPI 4 and 5
     found = _of_mpi("Open MPI", environ, own, rank="OMPI_COMM_WORLD_RANK", size="OMPI_COMM_WORLD_SIZE", jobs=jobs)
     if found is None:
-        return _NOTHING
+        return None
     # Open MPI 4: mpirun's own addresses, which orte/mca/schizo/ompi/schizo_ompi.c gives to all processes.
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
     addresses = [
@@ -173,36 +170,38 @@ def _open_mpi(environ: Mapping[str, str], own: OwnHost) -> _Result:
     ]
     # Bridges of containers have the same address on all hosts.
     elsewhere = [address for address in addresses if not own.has_address(address)]
-    usable = (addresses if not elsewhere else []) if found.number == 0 else elsewhere
+    usable = elsewhere
+    if found.number == 0:
+        usable = [] if elsewhere else addresses
     if usable:
         settings = (*found.settings, f"OMPI_MCA_orte_hnp_uri={uri[:_MAX_SHOWN]}")
-        return True, found._replace(first=",".join(usable), settings=settings, missing=""), ""
+        return found._replace(first=",".join(usable), settings=settings, missing=""), ""
     # Open MPI 5 gives them no address of mpirun: PMIX_SERVER_URI* is that of each host's own daemon. But a namespace
     # begins with mpirun's program, host and process (plm_base_jobid.c of PRRTE 3.0 and 4.1): prterun-gpu01-4711@1
     named = re.fullmatch(r"prte(?:run)?-(.+)-[0-9]+@[0-9]+", environ.get("PMIX_NAMESPACE", ""))
     if named and found.first is None and (found.number == 0) == (_short(named[1]) == _short(own.name)):
-        return True, found._replace(first=named[1], missing=""), ""
+        return found._replace(first=named[1], missing=""), ""
     if (addresses or named) and found.first is None:
         found = found._replace(missing="mpirun does not run on the host of its first process")
-    return True, found, ""
+    return found, ""
 
 
-def _hydra(environ: Mapping[str, str], own: OwnHost) -> _Result:
+def _hydra(environ: Mapping[str, str], own: OwnHost) -> _Answer:
     """MPICH and Intel MPI: PMI_RANK and PMI_SIZE, with MPI_LOCALNRANKS: pmip_cb.c of MPICH's Hydra.
 
     `srun --mpi=pmi2` sets the former, but not MPI_LOCALNRANKS. Hydra itself has no variable for the job.
     """
     if "MPI_LOCALNRANKS" not in environ:
-        return _NOTHING
+        return None
     jobs = ("PBS_JOBID", "LSB_JOBID", "SLURM_JOB_ID")
     found = _of_mpi("MPICH", environ, own, rank="PMI_RANK", size="PMI_SIZE", jobs=jobs)
-    return found is not None, found, ""
+    return None if found is None else (found, "")
 
 
-def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
+def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Answer:
     """Slurm's variables: srun(1) of Slurm 22.05, OUTPUT ENVIRONMENT VARIABLES."""
     if "SLURM_JOB_ID" not in environ and "SLURM_STEP_ID" not in environ:
-        return _NOTHING
+        return None
     num_of_job = environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1"))
     # In the shell that `srun --pty bash` starts, the variables are those of the shell, which is one task of the step.
     # SLURM_PTY_PORT is not in the manual.
@@ -211,11 +210,11 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
         is_one = num_of_job in ("0", "1")
         remark = f"this job of Slurm has {num_of_job[:_MAX_SHOWN]} hosts, and numapin runs on this one only; "
         on_all = "for all of them: srun --ntasks-per-node=1 numapin run …"
-        return True, None, "" if is_one else f"{remark}{on_all}"
+        return None, "" if is_one else f"{remark}{on_all}"
     size, nodes = "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST"
-    used = [name for name in (size, "SLURM_NODEID", nodes, "SLURM_JOB_ID", "SLURM_STEP_ID") if name in environ]
-    if len(used) < 5:
-        return True, None, ""
+    settings = _shown(environ, (size, "SLURM_NODEID", nodes, "SLURM_JOB_ID", "SLURM_STEP_ID"))
+    if len(settings) < 5:
+        return None, ""
     try:
         hosts = expand_hostlist(environ[nodes])
     except ValueError as error:
@@ -227,22 +226,20 @@ def _slurm(environ: Mapping[str, str], own: OwnHost) -> _Result:
             "for one on each: srun --ntasks-per-node=1 numapin run …",
         )
     num_hosts, number = _count(environ, size), _count(environ, "SLURM_NODEID")
-    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
     if len(hosts) != num_hosts:
         raise UsageError(f"{' and '.join((settings[0], settings[2]))} contradict each other", _ALONE)
     ids = (environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"])
     job, step = (int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0 for text in ids)  # int() refuses 5000 digits
     name = hosts[number] if number < num_hosts else None
-    return True, HostsFound("Slurm", number, num_hosts, hosts[0], _port(job * _PRIME + step), settings, name), ""
+    return HostsFound("Slurm", number, num_hosts, hosts[0], _port(job * _PRIME + step), settings, name), ""
 
 
-def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
+def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Answer:
     """Tasks of blaunch, which LSF_PM_TASKID numbers from 1: Open MPI's ess_lsf_module.c relies on that, too."""
     if "LSF_PM_TASKID" not in environ or "LSB_MCPU_HOSTS" not in environ:
-        return _NOTHING
+        return None
     hosts = _lsf_hosts(environ)
-    used = [name for name in ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID") if name in environ]
-    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
+    settings = _shown(environ, ("LSF_PM_TASKID", "LSB_MCPU_HOSTS", "LSB_JOBID"))
     # blaunch -z may start tasks in another order.
     short = [_short(host) for host in hosts]  # with or without a domain
     task = _count(environ, "LSF_PM_TASKID") - 1
@@ -253,37 +250,36 @@ def _lsf(environ: Mapping[str, str], own: OwnHost) -> _Result:
             'for one task on each host: blaunch -z "$(cut -d" " -f1 "$LSB_DJOB_HOSTFILE" | sort -u)" numapin run …',
         )
     port = _port_of(environ.get("LSB_JOBID", ""))
-    return True, HostsFound("LSF", number, len(hosts), hosts[0], port, settings, hosts[number]), ""
+    return HostsFound("LSF", number, len(hosts), hosts[0], port, settings, hosts[number]), ""
 
 
-def _pbs(environ: Mapping[str, str], _: OwnHost) -> _Result:
+def _pbs(environ: Mapping[str, str], _: OwnHost) -> _Answer:
     """Tasks of pbsdsh: start_exec.c of OpenPBS, which gives PBS_NODEFILE to the job script only, not to them.
 
     The job script is task 1 of host 0, and not one of several. Tasks have numbers such as 00000002.
     """
     if "PBS_NODENUM" not in environ or (environ["PBS_NODENUM"], environ.get("PBS_TASKNUM", "1")) == ("0", "1"):
-        return _NOTHING
-    used = [name for name in ("PBS_NODENUM", "PBS_TASKNUM", "PBS_JOBID") if name in environ]
-    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in used)
+        return None
+    settings = _shown(environ, ("PBS_NODENUM", "PBS_TASKNUM", "PBS_JOBID"))
     port = _port_of(environ.get("PBS_JOBID", ""))
     missing = "pbsdsh passes no list of hosts on"
     number = _count(environ, "PBS_NODENUM")
-    return True, HostsFound("PBS", number, None, None, port, settings, missing=missing), ""
+    return HostsFound("PBS", number, None, None, port, settings, missing=missing), ""
 
 
-def _leader_worker_set(environ: Mapping[str, str], _: OwnHost) -> _Result:
+def _leader_worker_set(environ: Mapping[str, str], _: OwnHost) -> _Answer:
     """LeaderWorkerSet's documentation, "Labels, Annotations and Environment Variables"; pod_utils.go sets them."""
     names = ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS")
     if not environ.keys() >= {*names}:
-        return _NOTHING
-    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in names)
+        return None
+    settings = _shown(environ, names)
     number, num_hosts = (_count(environ, name) for name in names[:2])
     first = environ[names[2]] or None
     missing = "" if first else f"{names[2]} is empty"
-    return True, HostsFound("LeaderWorkerSet", number, num_hosts, first, None, settings, missing=missing), ""
+    return HostsFound("LeaderWorkerSet", number, num_hosts, first, None, settings, missing=missing), ""
 
 
-def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
+def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Answer:
     """Pods of an Indexed Job, also of a JobSet, which are not told how many they are.
 
     The host name of pod N is JOB-N: Kubernetes' documentation, "Job with Pod-to-Pod Communication". Another pod is
@@ -291,15 +287,15 @@ def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
     """
     index = "JOB_COMPLETION_INDEX"
     if index not in environ:
-        return _NOTHING
+        return None
     number = _count(environ, index)
     settings = (f"{index}={number}", f"host name {own.name}")
     job, dash, of_name = own.name.partition(".")[0].rpartition("-")
     domain = own.full_name().partition(".")[2]
     if not dash or of_name != str(number) or not domain:
         missing = "the pods have no subdomain and headless service, or their host names were changed"
-        return True, HostsFound("Kubernetes", number, None, None, None, settings, missing=missing), ""
-    return True, HostsFound("Kubernetes", number, None, f"{job}-0.{domain}", None, settings), ""
+        return HostsFound("Kubernetes", number, None, None, None, settings, missing=missing), ""
+    return HostsFound("Kubernetes", number, None, f"{job}-0.{domain}", None, settings), ""
 
 
 _SOURCES: Final = (_open_mpi, _hydra, _slurm, _lsf, _pbs, _leader_worker_set, _indexed_job)
@@ -317,7 +313,7 @@ def _of_mpi(
         return None
     number, num_hosts = _count(environ, rank), _count(environ, size)
     job = [name for name in jobs if name in environ][:1]
-    settings = tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in (rank, size, *job))
+    settings = _shown(environ, (rank, size, *job))
     port = _port_of(environ[job[0]]) if job else None
     hosts, missing = _listed(environ, own)
     first = hosts[0] if hosts else None
@@ -345,6 +341,11 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
         return (expand_hostlist(nodes), "") if nodes else ((), "no variable has the address of a host")
     except ValueError as error:
         return (), f"SLURM_JOB_NODELIST {error}"
+
+
+def _shown(environ: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the variables that are set, with their values, for a message."""
+    return tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in names if name in environ)
 
 
 def _short(name: str) -> str:

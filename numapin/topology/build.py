@@ -230,7 +230,7 @@ class _Places:
     def _find_node_around(self, cpus: CpuSet) -> int | None:
         """Return the only node that has all of these CPUs, or None."""
         matches = (node for node, own in self.cpus_of.items() if cpus and cpus <= own)
-        return _only_member(list(islice(matches, 2)))
+        return _only_member(list(islice(matches, 2)))  # two are enough to know that it is not the only one
 
     def locate(
         self, address: str, evidence: Mapping[NodeSource, CpuSet | None]

@@ -122,7 +122,7 @@ def hiding_variables() -> tuple[str, ...]:
     A variable of several vendors has the place that the last of them gives it, so CUDA's comes after HIP's.
     """
     names = [name for support in _TABLE.values() for name in support.hiding_variables]
-    return tuple(reversed(dict.fromkeys(reversed(names))))
+    return tuple(name for place, name in enumerate(names, 1) if name not in names[place:])
 
 
 def preferred(readings: Readings) -> GpuVendor | None:

@@ -49,7 +49,7 @@ def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     failed = launch.RoundFailed(frozenset({1}), LastLook({41: "stack"}, None, None))
     job = parse(["train.py"], {}, {}, python="python3", prog="numapin run")
     place = HostPlace(0, 1, 2, 4, 8, 4, 8, "127.0.0.1", 1, "job")
-    first, rank = launch.account(job, plan, place, started, files, failed=failed, kills_before=None).failure.ranks
+    first, rank = launch.failure_of(job, plan, place, started, files, failed=failed, kills_before=None).failure.ranks
     assert (first.rank, first.end, first.gpu, first.node) == (4, "exit status 3", 0, plan.ranks[0].node)
     assert (rank.rank, rank.state, rank.end, rank.stack) == (5, "left", "still there after SIGKILL", "stack")
     error = RuntimeError()

@@ -356,7 +356,7 @@ def test_where_a_rank_writes_nothing(tmp_path: Path, around: str, what: str, why
     with pytest.raises(NumapinError, match=rf"run-1/b\.json cannot be written: .*{why}") as caught:
         handover.write_json(str(run), "b.json", {"n": 1})
     assert caught.value.hint == "name another with NUMAPIN_RUN_DIR=DIR"
-    assert handover.identity(str(run)) is None
+    assert handover.folder_id(str(run)) is None
     assert not list(tmp_path.rglob("b.json"))
     assert os.path.lexists(run) == (what != "nothing")
 

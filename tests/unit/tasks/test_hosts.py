@@ -10,7 +10,7 @@ import pytest
 
 from numapin.errors import UsageError
 from tests.recorded.screens import compare_answers
-from tests.unit.tasks.seam import IDENTITY, OwnHost, expand_hostlist, find_hosts, identity_of, parse, with_found_hosts
+from tests.unit.tasks.seam import JOB_IDS, OwnHost, expand_hostlist, find_hosts, job_ids_of, parse, with_found_hosts
 
 STEP = {
     "SLURM_JOB_ID": "71",
@@ -47,8 +47,8 @@ GIVEN = {
     "LWS": {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "set-0.set.space"},
     "POD": {"JOB_COMPLETION_INDEX": "3"},
     "RANK": {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "job", "NUMAPIN_BINDING": "{}"},
-    "SAME_JOB": {IDENTITY: identity_of(STEP)},
-    "OTHER_JOB": {IDENTITY: identity_of(STEP | {"SLURM_JOB_ID": "70"})},
+    "SAME_JOB": {JOB_IDS: job_ids_of(STEP)},
+    "OTHER_JOB": {JOB_IDS: job_ids_of(STEP | {"SLURM_JOB_ID": "70"})},
 }
 FILES = {"/nodes": "pbs1\npbs1\npbs2\n"}
 
