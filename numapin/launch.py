@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.files import open_at
 from numapin.base.stderr import say
 from numapin.base.text import counted
 from numapin.errors import NumapinError, Stopped, UsageError
@@ -192,7 +193,7 @@ def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: R
     program, *arguments = ["", *words] if job.no_python and not job.run_path else words
     try:
         with ExitStack() as opened:
-            streams = [opened.enter_context(open(path, "ab")) if path else None for path in files[1:]]
+            streams = [opened.enter_context(open(path, "ab", opener=open_at)) if path else None for path in files[1:]]
             process = rank_processes.start(
                 local_rank, sys.executable, program, arguments, variables, stdout=streams[0], stderr=streams[1]
             )
