@@ -220,7 +220,10 @@ def account(
     for rank, own, planned in zip(ranks, files, plan.ranks, strict=True):
         error: object = None
         recorded_s: float | None = None
+        is_disk_full = False
         with suppress(OSError, ValueError):
+            disk = os.statvfs(os.path.dirname(own.error))
+            is_disk_full = disk.f_bavail * disk.f_frsize < 1 << 20
             error, recorded_s = decode(handover.read_text(own.error)), os.stat(own.error).st_mtime
         ended.append(
             EndedRank(
@@ -237,6 +240,7 @@ def account(
                 error=error,
                 recorded_s=recorded_s,
                 logs=own.logs,
+                is_disk_full=is_disk_full,
                 gpu=planned.gpu.index if planned.gpu else None,
                 node=planned.node,
             )
