@@ -244,6 +244,9 @@ _HEAD = """\
 `numapin doctor` makes these checks, in this order, and prints for each fault the command that fixes it. It changes
 nothing. Checks with a * need the running machine: on a capture (`--root DIR`), it leaves them out, and says so.
 
+`--only` and `--skip` also take `topology`: that is no check, but the notes on what could not be read of the
+machine.
+
 | check | what it finds, and what that costs a job | read from |
 |---|---|---|"""
 
