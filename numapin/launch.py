@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.files import open_at
 from numapin.base.stderr import say
 from numapin.base.text import counted
 from numapin.errors import NumapinError, Stopped
@@ -195,7 +196,7 @@ def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: R
     program, *arguments = ["", *words] if job.no_python and not job.run_path else words  # "": not a Python
     try:
         with ExitStack() as opened:
-            streams = [opened.enter_context(open(path, "ab")) if path else None for path in files[1:]]
+            streams = [opened.enter_context(open(path, "ab", opener=open_at)) if path else None for path in files[1:]]
             process = rank_processes.start(
                 local_rank, sys.executable, program, arguments, variables, stdout=streams[0], stderr=streams[1]
             )
@@ -222,7 +223,10 @@ def failure_of(
     for rank, own, planned in zip(ranks, files, plan.ranks, strict=True):
         error: object = None
         recorded_s: float | None = None
+        is_disk_full = False
         with suppress(OSError, ValueError):
+            disk = os.statvfs(os.path.dirname(own.error))
+            is_disk_full = disk.f_bavail * disk.f_frsize < 1 << 20
             error, recorded_s = decode(handover.read_text(own.error)), os.stat(own.error).st_mtime
         ended.append(
             EndedRank(
@@ -239,6 +243,7 @@ def failure_of(
                 error=error,
                 recorded_s=recorded_s,
                 logs=own.logs,
+                is_disk_full=is_disk_full,
                 gpu=planned.gpu.index if planned.gpu else None,
                 node=planned.node,
             )

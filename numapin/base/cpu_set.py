@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 MAX_ID = MAX_CPUS  # one more than the highest CPU or node number; a range beyond it is a typo
-_MAX_DIGITS = 7
+_MAX_DIGITS = 18
 _LARGE = 512
 _NUM_LARGE = 32
 _large: dict[frozenset[int], str] = {}

@@ -123,6 +123,12 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
         return OpenFolder(os.open(name, flags, dir_fd=parent))
 
 
+def open_at(path: str, flags: int) -> int:
+    """Open a file, as an opener for Python's `open`; follow only the links that `OpenPlace` follows. Raises OSError."""
+    with OpenPlace(path) as (folder, name):
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+
+
 def make_folders(path: str) -> None:
     """Make a folder and the missing ones above it, as `mkdir -p`; follow only the links that `OpenPlace` follows.
 

@@ -78,10 +78,10 @@ def attach(*, pids: tuple[int, ...] | None, job: str | None, strict: bool, as_js
     \b
     Examples:
       numapin attach --pid 4711 --dry-run        show what would change
-      numapin attach --pid 4711                  bind a rank, or all ranks of torchrun, vllm or ray
+      numapin attach --pid 4711                  bind a rank, or those of torchrun
       numapin attach --pid 4711 --migrate        also move its memory
-      numapin attach --pid 4711,4712 --gpu 0,1   give the GPUs, if numapin cannot find them
-      numapin attach --job @last                 bind threads of the newest run again
+      numapin attach --pid 4711,4712 --gpu 0,1   if numapin cannot find the GPUs
+      numapin attach --job @last                 bind the newest run again
 
     The report ends with the commands that undo it.
     """

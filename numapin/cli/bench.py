@@ -108,11 +108,11 @@ def bench() -> None:
     """Measure this machine. Each benchmark answers one question and ends with a one-line verdict.
 
     \b
-    Command   Question                                              Typical duration
-    alloc     Is it worth reusing memory, or pinning it once?         10 s without a GPU
-    transfer  Is copying pinned memory faster, and from what size?  at least 36 s per GPU and NUMA node
-    overlap   Does pinning make a loop faster, and which loop?      at least 98 s
-    loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
+    Command   Question                                     Typical duration
+    alloc     Is it worth reusing or pinning memory?       10 s without a GPU
+    transfer  Are copies of pinned memory faster?          36 s per GPU and node
+    overlap   Does pinning make a loop faster, and which?  at least 98 s
+    loader    Is another DataLoader faster?                1 to 2 min per case
 
     Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
     --quick measures once, which only shows that everything runs. A verdict needs at least five repeats.
@@ -124,7 +124,7 @@ def bench() -> None:
     \b
     Examples:
       numapin bench alloc                                what memory costs: 10 s
-      numapin bench transfer --quick                     does pinning pay? a smoke test
+      numapin bench transfer --quick                     a smoke test
       numapin bench loader --cases 38MB --peers torch,numapin-device
       numapin bench overlap --output overlap.json
     """
@@ -159,7 +159,7 @@ def transfer(
     \b
     Examples:
       numapin bench transfer --quick                   a smoke test
-      numapin bench transfer --output transfer.json    all sizes, and all figures in a file
+      numapin bench transfer --output transfer.json    all figures, in a file
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
     """
     require_torch("numapin bench transfer")
@@ -197,7 +197,7 @@ def alloc(
     \b
     Examples:
       numapin bench alloc                              every way, 4 KiB to 128 MiB
-      numapin bench alloc --peers pin-cold,pin-pool    the time of one pin_memory() call
+      numapin bench alloc --peers pin-cold,pin-pool    one pin_memory() call
       numapin bench alloc --sizes 1M --repeats 21 --json
     """
     require_torch("numapin bench alloc")
@@ -268,7 +268,7 @@ def loader(
       numapin bench loader --quick                    a smoke test
       numapin bench loader --cases 38MB,1MB           two kinds of batches
       numapin bench loader --peers torch,numapin-device --repeats 9
-      numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
+      numapin bench loader --gpus all --cases 38MB    a process for each GPU
       numapin bench loader --output loader.json       all figures, for later
     """
     require_torch("numapin bench loader")

@@ -144,10 +144,10 @@ def compare(
 
     \b
     Examples:
-      numapin compare train.py --lr 0.1                   torchrun and numapin: 12 minutes
-      numapin compare --repeats 5 --seconds 5 train.py    a first look: 6 minutes
+      numapin compare train.py --lr 0.1                   with torchrun: 12 min
+      numapin compare --repeats 5 --seconds 5 train.py    a first look: 6 min
       numapin compare --variants torchrun,numapin --output report.json train.py
-      numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
+      numapin compare --variants torchrun --variant 'numapin --no-smt' train.py
       numapin compare --a 'python old.py' --b 'python new.py'
     """
     # Contradicting options are refused before anything is started.

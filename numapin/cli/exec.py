@@ -71,9 +71,11 @@ def exec(**values: object) -> None:  # noqa: A001 - the command's name
       srun --cpu-bind=none numapin exec -- python train.py
       mpirun --bind-to none -np 8 numapin exec --bind exclusive -- python train.py
       torchrun --nproc-per-node 8 --no-python numapin exec -- python train.py
-      numapin plan --json > plan.json; srun numapin exec --plan plan.json -- python train.py
+      numapin plan --json > plan.json
+      srun numapin exec --plan plan.json -- python train.py
       numapin exec --children -- vllm serve MODEL -tp 8
-      numapin exec --local-rank 1 --local-size 4 --verbose -- true     show what rank 1 of 4 would get
+      numapin exec --local-rank 1 --local-size 4 --verbose -- true
+                                       show what rank 1 of 4 would get
     """
     options = record_of(_ExecOptions, values)
     if options.children:

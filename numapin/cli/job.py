@@ -254,7 +254,7 @@ _ENGINES: Final = {
         submit="sbatch FILE",
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, _ARRAY, _DIRECTIVE),
         build=scripts.slurm,
-        example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
+        example="--nodes 4 --gpus-per-node 8 --time 24h --partition gpu \\\n      --requeue --signal 300",
         further=("--gpus-per-node 8 --array 0-99%4",),
         warnings=why_whole_hosts,
     ),
@@ -272,11 +272,12 @@ _ENGINES: Final = {
         options=(_TIME, _SIGNAL, _REQUEUE, _KUEUE, _MEMORY, _IMAGE, *_KUBERNETES),
         build=kubernetes.build,
         instead_of_type="choose nodes by a label, e.g. --node-selector nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB",
-        example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
+        example="--nodes 2 --machine dgx.json \\\n      --container registry/image:tag --dataloader numapin",
         further=(
-            "--form trainjob --machine dgx.json --container registry/image:tag --queue team",
+            "--form trainjob --machine dgx.json \\\n      --container registry/image:tag --queue team",
             "--machine dgx.json --container registry/image:tag \\\n"
-            "      --env NCCL_DEBUG=INFO --volume pvc/data:/data:ro --resource rdma/ib=8 --ipc-lock",
+            "      --env NCCL_DEBUG=INFO --volume pvc/data:/data:ro \\\n"
+            "      --resource rdma/ib=8 --ipc-lock",
         ),
         memory_by_number=True,
         warnings=kubernetes.warnings,
@@ -288,7 +289,7 @@ _ENGINES: Final = {
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, _ARRAY, _DIRECTIVE),
         build=scripts.pbs,
         instead_of_type="choose a queue of such hosts: --queue",
-        example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
+        example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 \\\n      --time 12h --queue gpu",
         memory_by_number=True,
         warnings=scripts.pbs_warnings,
     ),
@@ -323,11 +324,14 @@ def job() -> None:
 
     \b
     Examples:
-      numapin job slurm --nodes 4 --gpus-per-node 8 --time 24h train.py --lr 0.1 > job.sh; sbatch job.sh
-      numapin job slurm --form task --machine dgx.json train.py     one task per GPU
+      numapin job slurm --nodes 4 --gpus-per-node 8 --time 24h train.py > job.sh
+      sbatch job.sh
+      numapin job slurm --form task --machine dgx.json train.py  one task per GPU
       numapin job mpi --nodes 2 --gpus-per-node 8 --hostfile hosts train.py
-      numapin job kubernetes --nodes 2 --machine dgx.json --container registry/image:tag train.py
-      numapin job kubernetes --form trainjob --nodes 2 --machine dgx.json --container registry/image:tag train.py
+      numapin job kubernetes --nodes 2 --machine dgx.json \\
+          --container registry/image:tag train.py
+      numapin job kubernetes --form trainjob --nodes 2 --machine dgx.json \\
+          --container registry/image:tag train.py
     """
 
 

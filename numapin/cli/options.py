@@ -111,13 +111,13 @@ class MachinePath(FilePath):
 
 
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
-    """Parse pairs of a GPU (index as in `numapin topo`, UUID or PCI address) and its node: 0=1,1=1."""
-    pairs = []
+    """Parse pairs of GPUs (an index or a range as in `numapin topo`, a UUID or PCI address) and their node: 0-1=1."""
+    pairs: list[tuple[str, int]] = []
     for item in map(str.strip, text.split(",")):
         gpu, _, node = item.rpartition("=")
         if not (gpu and node.isdecimal()):
             raise ValueError(f"{item!r} is not GPU=NODE, such as 0=1")
-        pairs.append((gpu, int(node)))
+        pairs += [(key, int(node)) for key in parse_gpus(gpu)]
     return tuple(pairs)
 
 
@@ -170,7 +170,7 @@ JOB: tuple[click.Parameter, ...] = (
 GPU_NODES = click.Option(
     ["--gpu-nodes"],
     type=Parsed("GPU=NODE,...", _parse_gpu_nodes),
-    help="NUMA nodes of GPUs, if the machine reports none or wrong ones, e.g. 0=1,1=1.",
+    help="NUMA nodes of GPUs, if the machine reports none or wrong ones, e.g. 0-3=0,4-7=1.",
 )
 
 BINDING: tuple[click.Option, ...] = (
@@ -198,8 +198,8 @@ BINDING: tuple[click.Option, ...] = (
     click.Option(
         ["--gpus"],
         type=Parsed("LIST", parse_gpus),
-        help="GPUs to use, in rank order: indices as in numapin topo (NVML's), UUIDs or PCI addresses. Exported as "
-        "CUDA_VISIBLE_DEVICES, or the variables of AMD's or Intel's runtime.",
+        help="GPUs to use, in rank order: indices as in numapin topo (NVML's), e.g. 0-3, UUIDs or PCI addresses. "
+        "Exported as CUDA_VISIBLE_DEVICES, or the variables of AMD's or Intel's runtime.",
     ),
     GPU_NODES,
     click.Option(

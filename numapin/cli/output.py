@@ -197,8 +197,9 @@ def _error_label() -> str:
 def _print_line(text: str) -> None:
     """Print a line of visible characters and our own colors on stderr; ignore write errors."""
     if sys.stderr is not None:
+        is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")  # as rich for tables
         with suppress(OSError):
-            click.echo(text, file=sys.stderr)
+            click.echo(text, file=sys.stderr, color=False if is_plain else None)
 
 
 def show_status(text: str) -> None:

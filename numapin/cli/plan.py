@@ -44,7 +44,7 @@ def plan(**values: object) -> None:
     Examples:
       numapin plan                                   for this machine
       numapin plan --machine dgx.json --bind socket  for a saved machine
-      numapin plan --machine example:dgx-a100        for a built-in machine (numapin topo --machine example:)
+      numapin plan --machine example:dgx-a100        for a built-in machine
       numapin plan --nproc-per-node 4 --json         for scripts
     """
     options = record_of(_PlanOptions, values)

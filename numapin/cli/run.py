@@ -56,11 +56,11 @@ _DESCRIPTION = (
     "Replaces torchrun, whose options all work. Options after SCRIPT belong to the script."
 )
 _EXAMPLES = """\
-  numapin run train.py --lr 0.1                     one bound rank per visible GPU
+  numapin run train.py --lr 0.1                     one bound rank per GPU
   numapin run --bind exclusive --memory bind train.py
-  srun --ntasks-per-node=1 numapin run train.py     one launcher per host; also under mpirun
-  numapin run --dry-run train.py                    show the plan and each rank's command
-  numapin run --report placement.json train.py      and check where threads and pages are"""
+  srun --ntasks-per-node=1 numapin run train.py     one launcher per host
+  numapin run --dry-run train.py                    show plan and commands
+  numapin run --report placement.json train.py      also check the placement"""
 
 _OF_LAUNCHERS: Final = frozenset(  # options that few scripts have, unlike --gpus, --verbose or --log-dir
     (

@@ -98,7 +98,7 @@ def top(
       numapin top --pid 4711           a job that torchrun, srun or python started
       numapin top --once --json        one sample for scripts
       numapin top --openmetrics /var/lib/node_exporter/numapin.prom
-                                       metrics for a monitoring system, until the job ends
+                                       metrics of a run, until it ends
       numapin top --openmetrics /var/lib/node_exporter/numapin.prom --all
                                        of all runs on this host, as a service
     """

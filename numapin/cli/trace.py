@@ -51,11 +51,11 @@ _ABOUT: Final = (
     "command, and a large --skip."
 )
 _EXAMPLES: Final = """\
-  numapin trace train.py --lr 0.1                   20 steps of each rank, after the first 10
+  numapin trace train.py --lr 0.1                   steps 11-30 of each rank
   numapin trace --steps 5 --skip 3 --nproc-per-node 2 train.py
-  numapin trace --stop train.py                     end the job after the traced steps
+  numapin trace --stop train.py                     end after the traced steps
   numapin trace -- torchrun --nproc-per-node 2 train.py
-  numapin trace --read trace.json                   a torch.profiler trace, or an output folder
+  numapin trace --read trace.json                   a trace or output folder
   numapin trace --read trace.json --output DIR      also write report.json"""
 _REPORT: Final = "report.json"
 _LOOK_S: Final = 0.3

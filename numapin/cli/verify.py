@@ -33,7 +33,7 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
       numapin verify                   the active run
       numapin verify @last             the newest run, if several are active
       numapin verify --pid 4711        a job that torchrun, srun or python started
-      numapin verify --json            for scripts; status 1 if the plan does not hold
+      numapin verify --json            for scripts; status 1 if it does not hold
     """
     try:
         job = find_job(run, pids, os.environ, again="numapin verify")

@@ -131,6 +131,7 @@ class EndedRank:
     asked_s: float | None = None  # when the launcher sent it the first signal to end
     is_left: bool = False  # still there after SIGKILL; `exitcode` is then that of the kill
     logs: tuple[str, ...] = ()  # the files with its output, if that was redirected
+    is_disk_full: bool = False  # the file system of these files and of its error file has less than 1 MiB left
     stack: str = ""  # where it was when another rank had failed, as faulthandler writes it
     gpu: int | None = None
     node: int | None = None  # of its GPU, or the one that it was given
@@ -509,6 +510,9 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one
         if number is None:
             return "", ""
     if number is None:
+        if rank.logs and rank.is_disk_full:
+            what = "the file system of its logs has less than 1 MiB left"
+            return what, "free space there, or choose another folder with --log-dir DIR"
         return _CAUSE_OF_STATUS.get(rank.exitcode, ("", ""))
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice

@@ -13,6 +13,7 @@ from contextlib import suppress
 from string import Template
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
+from numapin.base.files import OpenPlace, make_folders, open_at
 from numapin.base.stderr import say
 from numapin.errors import UsageError
 from numapin.rank.handover import LOGS
@@ -60,8 +61,8 @@ class Logs:
         for local_rank in range(place.num_ranks):
             own = os.path.join(folder, str(local_rank))
             error = os.path.join(own, "error.json") if folder else f"{run_dir}/error-{local_rank}{again}.json"
-            with suppress(OSError):  # of ranks that ended because another host joined, which is no new attempt
-                os.unlink(error)
+            with suppress(OSError), OpenPlace(error) as (where, name):
+                os.unlink(name, dir_fd=where)  # of ranks that ended because another host joined: no new attempt
             is_shown = not job.local_ranks_filter or local_rank in job.local_ranks_filter
             teed, redirected = (of.get(None, of.get(local_rank, 0)) for of in (job.tee, job.redirects))
             paths = {}
@@ -88,20 +89,19 @@ class Logs:
         try:
             base = os.path.abspath(base)  # a rank may change its folder
             if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
-                import tempfile
-
-                os.makedirs(base, exist_ok=True)
-                self._folder = tempfile.mkdtemp(prefix=f"{self._job.run_id or place.run_id}_", dir=base)
+                self._folder = os.path.join(base, f"{self._job.run_id or place.run_id}_{os.urandom(8).hex()}")
+                make_folders(self._folder)
                 if not self._job.log_dir:
                     say(f"logs of the ranks: {self._folder}")
             folder = os.path.join(self._folder, f"attempt_{attempt}")
-            shutil.rmtree(folder, ignore_errors=True)
+            with OpenPlace(folder, make=True) as (parent, name):
+                shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
             for local_rank in range(place.num_ranks):
-                os.makedirs(os.path.join(folder, str(local_rank)))
+                with OpenPlace(os.path.join(folder, str(local_rank), "error.json"), make=True):
+                    pass
             for stream, _bit in _STREAMS:
-                if getattr(self._job, f"duplicate_{stream}_filters"):
-                    with open(f"{folder}/filtered_{stream}.log", "x"):  # as under torchrun, also if no line matches
-                        pass
+                if getattr(self._job, f"duplicate_{stream}_filters"):  # as under torchrun, also if no line matches
+                    os.close(open_at(f"{folder}/filtered_{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         except OSError as error:
             raise UsageError(f"no folder for logs can be made in {base}: {error.strerror}", _REMEDY) from None
         return folder
@@ -128,7 +128,7 @@ class Logs:
                 rank=first_rank + local_rank,
                 hostname=os.uname().nodename,
             )
-            source = open(path, "a+", errors="replace")  # noqa: SIM115 - for as long as the rank runs
+            source = open(path, "a+", errors="replace", opener=open_at)  # noqa: SIM115 - for as long as the rank runs
             source.seek(0)
             filters, filtered = getattr(self._job, f"duplicate_{stream}_filters"), f"{folder}/filtered_{stream}.log"
             sources.append((source, stream, prefix, filters, filtered))
@@ -147,7 +147,8 @@ class Logs:
                 self._show_on(stream, [f"{prefix}{line}" for line in lines])
                 matching = [f"{prefix}{line}" for line in lines if any(text in line for text in filters)]
                 if matching:
-                    with suppress(OSError), open(filtered, "a", errors="replace") as copies:  # the disk may be full
+                    # The disk may be full.
+                    with suppress(OSError), open(filtered, "a", errors="replace", opener=open_at) as copies:
                         copies.writelines(matching)
         for file, *_ in sources:
             file.close()

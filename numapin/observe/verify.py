@@ -311,7 +311,7 @@ def _threads(seen: _Seen, off: Mapping[int, OffPlan]) -> Iterator[VerifyFinding]
     is_reported = any(thread is main for _, thread in (*squeezed, *stacked))
     if applied is None and main is not None and main.cpus < planned and not is_reported:
         what = f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {planned}"
-        remedy = f"if its launcher did not mean that (taskset, srun --cpu-bind, …): {again} --widen"
+        remedy = f"unless that is intended (taskset, srun --cpu-bind, numapin attach --bind, …): {again} --widen"
         yield _finding(what, f"pid {rank.pid}", remedy, _WARNING)
 
 

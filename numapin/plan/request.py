@@ -79,7 +79,7 @@ class Request:
         smt: Whether to use all hardware threads of a core, or only one.
         reserve_cpus: CPUs that no rank gets, as numbers or as a list such as "0-3,8".
         gpus: Indices (as in `numapin topo`), UUIDs or PCI addresses, in the order of the ranks, or a list such as
-            "0,1". None: all visible GPUs.
+            "0-1". None: all visible GPUs.
         rank_gpus: The index of each rank's GPU, once it is known; overrides `gpus`. An index of None stands for
             an unknown GPU.
         nic_env: The libraries to which variables name each rank's nearest NIC, such as ("ucx", "nvshmem").
@@ -169,11 +169,13 @@ def parse_nic_env(text: str) -> tuple[NicLibrary, ...]:
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
-    """Parse a list of GPUs: indices, UUIDs or PCI addresses. Raises ValueError for an empty entry."""
-    keys = tuple(key.strip() for key in text.split(","))
-    if not all(keys):
-        raise ValueError(f"{text!r} has an empty entry; write a list such as 0,2")
-    return keys
+    """Parse a list of GPUs: indices, ranges of them (0-3), UUIDs or PCI addresses. Raises ValueError."""
+    keys: list[str] = []
+    for key in map(str.strip, text.split(",")):
+        if not key:
+            raise ValueError(f"{text!r} has an empty entry; write a list such as 0,2")
+        keys += map(str, sorted(CpuSet.parse(key))) if key[0].isdecimal() and "-" in key else [key]
+    return tuple(keys)
 
 
 @contextmanager

@@ -76,9 +76,9 @@ def openmetrics(jobs: Iterable[tuple[Top, JobOrigin]], *, num_unread: int | None
             number = {**run, "local_rank": str(plan.local_rank)}
             if plan.local_rank in origin.ranks:
                 number["rank"] = str(origin.ranks[plan.local_rank])
-            uuid, node = (plan.gpu.uuid if plan.gpu else None) or "", "" if plan.node is None else str(plan.node)
+            uuid, node = plan.gpu.uuid if plan.gpu else None, None if plan.node is None else str(plan.node)
             binding = {"pid": str(rank.pid), "cpus": str(plan.cpus), "node": node, "uuid": uuid}
-            add("numapin_rank_info", "The process and the binding of a rank.", number | binding, 1)
+            add("numapin_rank_info", "The process and the binding of a rank.", number | without_none(binding), 1)
             add("numapin_rank_up", "Whether the rank's process is alive.", number, int(not rank.is_gone))
             if rank.is_gone:
                 continue

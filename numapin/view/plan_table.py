@@ -45,8 +45,12 @@ class _CpuList(Text):
     """A list of CPUs that is broken after commas."""
 
     def wrap(self, console: Console, width: int, **options: Any) -> Lines:  # noqa: ANN401 - rich's own options
-        """Return lines that fit; a number is broken only where it is wider than the column."""
-        lines = (Text(line).wrap(console, width, **options) for line in _broken(self.plain, width))
+        """Return lines that fit; a number is broken only where it is wider than the column.
+
+        A comma that would be alone in a line is left out.
+        """
+        broken = (line[:width] if line[width:] == "," else line for line in _broken(self.plain, width))
+        lines = (Text(line).wrap(console, width, **options) for line in broken)
         return Lines(chain.from_iterable(lines))
 
 

@@ -95,8 +95,7 @@ def test_the_page_has_all_metrics() -> None:
     described = {
         label for row in rows if not row[0].startswith("`numapin_") for label in re.findall(r"`(\w+)`", row[0])
     }
-    of_info = {"pid", "cpus", "node"}
-    assert described == {label for family in families for label in family.samples[0].labels} - of_info
+    assert described == {label for family in families for label in family.samples[0].labels}
 
 
 _UNIT: Final = _FOLDER / "numapin-metrics.service"

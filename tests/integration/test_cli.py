@@ -86,6 +86,13 @@ class TestStreams:
         done = on_terminal([sys.executable, "-c", code], {"PYTHONUNBUFFERED": unbuffered})
         assert (done.status, done.raw.count(b"x")) == (0, 100 * 29_999)
 
+    def test_colors_of_messages(self) -> None:
+        """Errors are red on a terminal, unless NO_COLOR is set or the terminal is dumb, as for tables."""
+        changes = ({"NO_COLOR": ""}, {"NO_COLOR": "1"}, {"TERM": "dumb"})
+        shown = [on_terminal([*NUMAPIN, "topo", "--bogus"], change).raw for change in changes]
+        assert [b"\x1b[31m" in raw for raw in shown] == [True, False, False]
+        assert all(b"\x1b" not in raw for raw in shown[1:])
+
 
 HELPS = (
     *("run", "exec", "attach", "topo", "plan", "verify", "top", "doctor", "trace", "compare", "bench", "job"),

@@ -119,6 +119,7 @@ def shell(line: str, text: str, **beside: str) -> Scenario:
 
 
 OOM, FULL_SHM, CTRL_C, SIGTERM = "The kernel's out-of-memory killer", "A full /dev/shm", "Ctrl-C", "SIGTERM"
+FULL_DISK = "A full disk under the logs"
 SCENARIOS = {
     "An uncaught exception": Scenario(text=f"{_ALONE}{_STEP}\nmain()\n"),
     "The same under torch's `@record`": Scenario(
@@ -137,6 +138,13 @@ SCENARIOS = {
         "    file.truncate(8 << 20)\n"
         "    mmap.mmap(file.fileno(), 8 << 20).write(bytes(8 << 20))\n",
         command=(*("unshare", "--mount", "sh", "-c"), *('mount -t tmpfs -o size=4m none /dev/shm && exec "$@"', "sh")),
+    ),
+    FULL_DISK: Scenario(
+        text="import sys\nprint('a line\\n' * 10_000)\nsys.stdout.close()\n",
+        program=("--redirects", "3", "--log-dir", "marks", "train.py"),
+        num_ranks=1,
+        command=(*("unshare", "--mount", "sh", "-c"), *('mount -t tmpfs -o size=64k none marks && exec "$@"', "sh")),
+        certain=("numapin: ", "  failed", "  likely", "  next"),  # the names of the logs are random
     ),
     "A rank fails while the other waits in a collective": Scenario(
         text=f"{WITHOUT_GARBAGE}import torch.distributed as dist\ndist.init_process_group('gloo')\n{_TOGETHER}"
@@ -288,7 +296,8 @@ def cgroup() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "about", [pytest.param(about, marks=needs_root) if about in (OOM, FULL_SHM) else about for about in SCENARIOS]
+    "about",
+    [pytest.param(about, marks=needs_root) if about in (OOM, FULL_SHM, FULL_DISK) else about for about in SCENARIOS],
 )
 def test_block(tmp_path: Path, about: str, request: pytest.FixtureRequest) -> None:
     """A failed job ends with the recorded block, of at most 20 lines and 80 columns.

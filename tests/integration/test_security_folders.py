@@ -52,6 +52,16 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.chmod(folder, 0o777)
     sys.exit(1)
 """
+_LINKED_ELSEWHERE: Final = f"""
+import os, sys
+logs, target = sys.argv[1:]
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    (name,) = os.listdir(logs)
+    os.rename(f"{{logs}}/{{name}}", f"{{logs}}/moved")
+    os.symlink(target, f"{{logs}}/{{name}}")
+    os.lchown(f"{{logs}}/{{name}}", {ATTACKER}, {ATTACKER})
+    sys.exit(1)
+"""
 SHOW: Final = """
 import os
 folder = os.environ["NUMAPIN_RUN_DIR"]
@@ -291,6 +301,25 @@ def test_output_of_a_trace(place: Path, tmp_path: Path) -> None:
         assert f"another user (uid {ATTACKER})" in done.err
         assert "choose another with --output DIR" in done.err
     assert [_tree(path) for path in (place / "folder", place / "open", private)] == before
+
+
+def test_logs_of_ranks(place: Path, tmp_path: Path) -> None:
+    """Root's --log-dir may be its own link or another user's folder; links of others are refused there and below."""
+    private, theirs, link = tmp_path / "private", place / "theirs", place / "link"
+    private.mkdir(mode=0o700)
+    as_user(ATTACKER, theirs.mkdir)
+    (place / "own").symlink_to(theirs)
+    as_user(ATTACKER, link.symlink_to, private)
+    path, before = script(tmp_path, _LINKED_ELSEWHERE), _tree(private)
+    options = ("run", "--nproc-per-node", "1", "--max-restarts", "1", "--tee", "3", "--log-dir")
+    for logs in (link, link / "below", place / "own"):
+        done = numapin(*options, str(logs), path, str(logs), str(private))
+        assert done.status == 2, done.err
+        assert f"no folder for logs can be made in {logs}: " in done.err
+        assert f"is a link of another user (uid {ATTACKER})" in done.err
+        assert _tree(private) == before
+    assert sorted(file.name for file in (theirs / "moved").rglob("*.log")) == ["stderr.log", "stdout.log"]
+    assert (theirs / "moved").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_restart_without_the_runs_folder(place: Path, tmp_path: Path) -> None:

@@ -161,9 +161,11 @@ def test_every_record_belongs_to_a_machine() -> None:
 
 
 def test_help(screens: Screens) -> None:
-    """The help of every command, of every subcommand, and of `numapin` alone."""
+    """The help of every command, of every subcommand, and of `numapin` alone fits a terminal of 80 columns."""
     lines = [[], ["--version"], *([*path, "--help"] for path in _paths(commands, ())), ["run", "--help-all"]]
-    compare("".join(screens.record(line) for line in lines), "help.txt")
+    text = "".join(screens.record(line) for line in lines)
+    compare(text, "help.txt")
+    assert [line for line in text.splitlines() if len(line) > 80] == []
 
 
 def _paths(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

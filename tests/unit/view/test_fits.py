@@ -30,12 +30,13 @@ WIDE = 1000
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [60, 120])
 def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
-    """Tree and plan have each character of the wide ones, the matrix each cell, and no line is too wide."""
+    """Tree and plan have each letter and digit of the wide ones, the matrix each cell; no line is too wide."""
     machine = golden_machine(name)
     plan = make_plan(machine, Request(bind=Bind.EXCLUSIVE))
     for shown in (seam.topo_tree(machine, plan), seam.explained_plan(plan)):
         narrow = rendered(shown, width).splitlines()
         assert max(map(len, narrow)) <= width
+        assert "," not in map(str.strip, narrow)
         visible, wide = (
             Counter(filter(str.isalnum, "".join(lines))) for lines in (narrow, rendered(shown, WIDE).splitlines())
         )

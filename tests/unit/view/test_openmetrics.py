@@ -40,6 +40,9 @@ JOBS: Final = {
     "an unknown figure has no sample, never a zero; a rank that is gone has only the sample that it is down": job(
         rank(0, loop=None, load=GpuLoad(), remote_share=None, pinned_bytes=None, cpu_share=None), rank(1, is_gone=True)
     ),
+    "a rank without a GPU or a node has no labels for them": job(
+        rank(0, is_gone=True, plan=replace(rank().plan, gpu=None, node=None))
+    ),
 }
 
 
