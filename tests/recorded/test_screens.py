@@ -154,6 +154,13 @@ def _again(screens: Screens, name: str) -> str:
     return "".join(screens.record(shlex.split(line)) for line in lines)
 
 
+def test_a_traceback_is_not_recorded(screens: Screens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that crashes fails its test, also with NUMAPIN_UPDATE_GOLDEN=1."""
+    monkeypatch.setattr(screens, "run", lambda _words: (1, "", "Traceback (most recent call last):\nKeyError: '#$'\n"))
+    with pytest.raises(AssertionError, match="numapin job sge"):
+        screens.record(["job", "sge"])
+
+
 def test_every_record_belongs_to_a_machine() -> None:
     """No record is left behind by a machine that was renamed."""
     wanted = {*NAMES, *(f"example-{name}" for name in EXAMPLES), *(f"made-{name}" for name in MADE)}
