@@ -24,6 +24,7 @@ from tests.jobs import schemas
 from tests.jobs.cases import CASES, HOSTILE, expanded, machine_files, write
 from tests.machines.grids import grid
 from tests.recorded.screens import compare, compare_answers
+from tests.unit.jobs import seam
 from tests.unit.jobs.seam import Form, GpuVendor, JobRequest, KubernetesKind, notation, sized
 
 SHELL_CASES = [name for name in CASES if not name.startswith("kubernetes")]
@@ -87,6 +88,18 @@ def _directives(line: str) -> str:
 def test_directives_are_added_or_refused() -> None:
     """A line of one's own comes last; it may replace a default of ours, and may not contradict what was asked for."""
     compare_answers(Path(__file__).with_name("directives.txt"), _directives)
+
+
+def test_a_manager_may_have_options_of_several_letters() -> None:
+    """Grid Engine's -p does not contradict our -pe, but another -pe does."""
+
+    def added(line: str) -> list[str]:
+        request = JobRequest(command=("a",), gpus_per_node=0, directives=(line,))
+        return seam._directives("#$", {"-pe ": "orte 8"}, request, sample="-m e")
+
+    assert added("-p -10") == ["#$ -pe orte 8", "#$ -p -10"]
+    with pytest.raises(UsageError, match=r"'-pe mpi 4' contradicts #[$] -pe orte 8"):
+        added("-pe mpi 4")
 
 
 # --- Kubernetes ------------------------------------------------------------------------------------------------------
