@@ -16,6 +16,7 @@ from numapin.errors import UsageError
 from numapin.jobs import notation
 from numapin.jobs.notation import for_apptainer, for_pyxis
 from numapin.jobs.request import Form, JobRequest
+from numapin.tasks.hosts import HOST_FILES
 from numapin.topology.vendors import support_of
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def pbs(request: JobRequest) -> str:
             "--signal=USR1",
             str(request.time_s - request.signal_s),
         ]
-    file, folder = '"$PBS_NODEFILE"', '"$PBS_O_WORKDIR"'  # PBS starts the script in $HOME
+    file, folder = f'"${HOST_FILES["pbs"]}"', '"$PBS_O_WORKDIR"'  # PBS starts the script in $HOME
     return _script(
         request,
         _directives("#PBS", options, request, sample="-m e", replaceable=("-j ", "-V")),
@@ -387,7 +388,7 @@ def lsf(request: JobRequest) -> str:
         "-Q ": is_requeued and requeue_status,
         "-o ": f"{request.job_name}-%J.out",
     }
-    file = '"$LSB_DJOB_HOSTFILE"'
+    file = f'"${HOST_FILES["lsf"]}"'
     requeue = f'[ "$signaled$status" != 10 ] || exit {requeue_status} # it has saved: LSF queues it again'
     return _script(
         request,
