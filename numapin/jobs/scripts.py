@@ -17,7 +17,7 @@ from numapin.jobs import notation
 from numapin.jobs.notation import for_apptainer, for_pyxis
 from numapin.jobs.request import Form, JobRequest
 from numapin.tasks.hosts import HOST_FILES
-from numapin.topology.vendors import support_of
+from numapin.topology.vendors import hiding_variables, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +43,12 @@ def _part(name: str) -> list[str]:
     """Return lines of scripts that are always the same."""
     path = resources.files("numapin.jobs") / "templates" / f"{name}.sh"
     return path.read_text(encoding="ascii").splitlines()
+
+
+def _forward() -> list[str]:
+    """Return lines that list the variables for mpirun to export, with those of all vendors' GPUs."""
+    prefixes = sorted({name.partition("_")[0] for name in hiding_variables()})
+    return [line.replace("$gpus", "|".join(prefixes)) for line in _part("forward")]
 
 
 def _statement(*groups: Iterable[str]) -> str:
@@ -282,7 +288,7 @@ def mpi(request: JobRequest) -> str:
     ask = " ".join(["mpirun", "-np", "1", *hosts, "hostname"])
     first = f"MASTER_ADDR=$({ask}) || exit" if request.nodes > 1 else ""
     has_address = bool(first) and request.form is Form.NODE
-    forward = [*([first] if has_address else []), *_part("forward")]
+    forward = [*([first] if has_address else []), *_forward()]
     return _script(request, [], _mpirun(request, hosts, has_address=has_address), first=first, forward=forward)
 
 
@@ -349,7 +355,7 @@ def pbs(request: JobRequest) -> str:
         _mpirun(request, ["--hostfile", file, "--wdir", folder], under=timer),
         folder=folder,
         first=_first_line(request, file),
-        forward=_part("forward"),
+        forward=_forward(),
     )
 
 
@@ -395,6 +401,6 @@ def lsf(request: JobRequest) -> str:
         _directives("#BSUB", options, request, sample="-N", replaceable=("-o ", "-x")),
         _mpirun(request, ["--hostfile", file]),
         first=_first_line(request, file),
-        forward=_part("forward"),
+        forward=_forward(),
         end=[requeue, 'exit "$status"'] if is_requeued else (),
     )

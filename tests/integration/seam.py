@@ -42,6 +42,7 @@ from numapin.system.proc import state_of, thread_cpus
 from numapin.tasks.hosts import HOST_FILES
 from numapin.topology.discover import example_names
 from numapin.topology.nics import NicKind
+from numapin.topology.vendors import hiding_variables
 from numapin.trace.reading import read_trace
 
 if TYPE_CHECKING:

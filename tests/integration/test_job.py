@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.integration.launching import all_ended, environment, script
-from tests.integration.seam import HOST_FILES
+from tests.integration.seam import HOST_FILES, hiding_variables
 from tests.integration.warm_ranks import client, forked_script
 from tests.jobs import schemas
 from tests.jobs.cases import ENGINES, HOSTILE, write
@@ -178,7 +178,7 @@ def test_what_a_task_is_started_with(engine: str, form: str, cluster: Cluster, t
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
     """Variables of launchers, libraries and all vendors' GPUs are exported, even with spaces; the shell's are not."""
     given = {"NCCL_DEBUG": "a b", "NUMAPIN_RUN_DIR": "/a b", "PET_MAX_RESTARTS": "3", "GLOO_SOCKET_IFNAME": "ib0"}
-    given |= {"PBS_ARRAY_INDEX": "7", "HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "0"}
+    given |= {"PBS_ARRAY_INDEX": "7", **dict.fromkeys(hiding_variables(), "0")}
     cluster.run(["mpi", *_SHAPE, "train.py"], PS9="x", UCX_TLS="rc", **given)
     words = cluster.calls("mpirun")[-1]
     passed = {words[at + 1] for at, word in enumerate(words) if word == "-x"}
