@@ -16,7 +16,8 @@ from numapin.errors import UsageError
 from numapin.jobs import notation
 from numapin.jobs.notation import for_apptainer, for_pyxis
 from numapin.jobs.request import Form, JobRequest
-from numapin.topology.vendors import support_of
+from numapin.tasks.hosts import HOST_FILES
+from numapin.topology.vendors import hiding_variables, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,12 @@ def _part(name: str) -> list[str]:
     """Return lines of scripts that are always the same."""
     path = resources.files("numapin.jobs") / "templates" / f"{name}.sh"
     return path.read_text(encoding="ascii").splitlines()
+
+
+def _forward() -> list[str]:
+    """Return lines that list the variables for mpirun to export, with those of all vendors' GPUs."""
+    prefixes = sorted({name.partition("_")[0] for name in hiding_variables()})
+    return [line.replace("$gpus", "|".join(prefixes)) for line in _part("forward")]
 
 
 def _statement(*groups: Iterable[str]) -> str:
@@ -116,7 +123,6 @@ def _started(
 
 # --- directives ------------------------------------------------------------------------------------------------------
 
-_SAMPLES: Final = {"#SBATCH": "--constraint=ib", "#PBS": "-m e", "#BSUB": "-N"}
 _ALIASES: Final = {
     "-J": "--job-name",
     "-N": "--nodes",
@@ -141,26 +147,30 @@ _ALIASES: Final = {
 """Slurm's other names of our options, and options that would contradict them."""
 _OURS: Final = (*dict.fromkeys(_ALIASES.values()), "--hint", "--signal", "--open-mode", "--exclusive")
 _REQUIREMENT: Final = "-R"  # of LSF, where several count together
-_OPTION: Final = re.compile(r"--[\w-]+|-l\s*\w+|-(?:gpu|app|wa|wt)\b|-\w")
+_OPTION: Final = r"--[\w-]+|-l\s*\w+|-\w"
 
 
 def _directives(
-    mark: str, options: Mapping[str, object], request: JobRequest, *, replaceable: Sequence[str] = ()
+    mark: str, options: Mapping[str, object], request: JobRequest, *, sample: str, replaceable: Sequence[str] = ()
 ) -> list[str]:
     """Return a manager's directives, one per line, from option texts and the values that follow them directly.
 
     True is an option without a value. None, False, 0 and empty values leave the option out. Every value is a number or
     was checked, because managers have no reliable quoting. The user's own directives come last; those of ours in
-    `replaceable` give way to them. Raises UsageError for one that repeats another of ours.
+    `replaceable` give way to them. Raises UsageError for one that repeats another of ours, and with `sample` for text
+    that is not an option.
     """
     ours = {option: f"{option}{'' if value is True else value}" for option, value in options.items() if value}
+    # "-gpu" is -gpu if it is one of ours, but "-joe" is -j with a value.
+    words = re.findall(r"^-\w{2,}\b", "\n".join(ours), re.MULTILINE)
+    pattern = re.compile("|".join([*(rf"{word}\b" for word in words), _OPTION]))
     own = []
     for line in request.directives:
         text = line.removeprefix(mark).strip()
         if not text.startswith("-"):
-            raise UsageError(f"--directive {line!r} is not an option", f"for example: --directive='{_SAMPLES[mark]}'")
-        name = _name_of(text, mark)
-        for option in [option for option in ours if _name_of(option, mark) == name != _REQUIREMENT]:
+            raise UsageError(f"--directive {line!r} is not an option", f"for example: --directive='{sample}'")
+        name = _name_of(text, mark, pattern)
+        for option in [option for option in ours if _name_of(option, mark, pattern) == name != _REQUIREMENT]:
             if option not in replaceable:
                 raise UsageError(
                     f"--directive {line!r} contradicts {mark} {ours[option]}, which the script has",
@@ -171,9 +181,9 @@ def _directives(
     return [f"{mark} {text}" for text in (*ours.values(), *own)]
 
 
-def _name_of(option: str, mark: str) -> str:
+def _name_of(option: str, mark: str, pattern: re.Pattern[str]) -> str:
     """Return the name of a directive's option, such as "--time", "-N" or "-lwalltime"."""
-    match = _OPTION.match(option)
+    match = pattern.match(option)
     name = re.sub(r"\s", "", match[0]) if match else option
     if mark != "#SBATCH":
         return name
@@ -237,7 +247,9 @@ def slurm(request: JobRequest) -> str:
         "--exclusive": request.whole_nodes,
         "--requeue": request.requeue,
     }
-    directives = _directives("#SBATCH", options, request, replaceable=("--output=", "--exclusive", "--mem="))
+    directives = _directives(
+        "#SBATCH", options, request, sample="--constraint=ib", replaceable=("--output=", "--exclusive", "--mem=")
+    )
     srun = ["srun", f"--ntasks-per-node={request.tasks_per_node}"]
     if request.cpus_per_task:
         srun.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
@@ -276,7 +288,7 @@ def mpi(request: JobRequest) -> str:
     ask = " ".join(["mpirun", "-np", "1", *hosts, "hostname"])
     first = f"MASTER_ADDR=$({ask}) || exit" if request.nodes > 1 else ""
     has_address = bool(first) and request.form is Form.NODE
-    forward = [*([first] if has_address else []), *_part("forward")]
+    forward = [*([first] if has_address else []), *_forward()]
     return _script(request, [], _mpirun(request, hosts, has_address=has_address), first=first, forward=forward)
 
 
@@ -336,14 +348,14 @@ def pbs(request: JobRequest) -> str:
             "--signal=USR1",
             str(request.time_s - request.signal_s),
         ]
-    file, folder = '"$PBS_NODEFILE"', '"$PBS_O_WORKDIR"'  # PBS starts the script in $HOME
+    file, folder = f'"${HOST_FILES["pbs"]}"', '"$PBS_O_WORKDIR"'  # PBS starts the script in $HOME
     return _script(
         request,
-        _directives("#PBS", options, request, replaceable=("-j ", "-V")),
+        _directives("#PBS", options, request, sample="-m e", replaceable=("-j ", "-V")),
         _mpirun(request, ["--hostfile", file, "--wdir", folder], under=timer),
         folder=folder,
         first=_first_line(request, file),
-        forward=_part("forward"),
+        forward=_forward(),
     )
 
 
@@ -382,13 +394,13 @@ def lsf(request: JobRequest) -> str:
         "-Q ": is_requeued and requeue_status,
         "-o ": f"{request.job_name}-%J.out",
     }
-    file = '"$LSB_DJOB_HOSTFILE"'
+    file = f'"${HOST_FILES["lsf"]}"'
     requeue = f'[ "$signaled$status" != 10 ] || exit {requeue_status} # it has saved: LSF queues it again'
     return _script(
         request,
-        _directives("#BSUB", options, request, replaceable=("-o ", "-x")),
+        _directives("#BSUB", options, request, sample="-N", replaceable=("-o ", "-x")),
         _mpirun(request, ["--hostfile", file]),
         first=_first_line(request, file),
-        forward=_part("forward"),
+        forward=_forward(),
         end=[requeue, 'exit "$status"'] if is_requeued else (),
     )

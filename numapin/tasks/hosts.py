@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numapin.launcher.options import Job
 
+HOST_FILES: Final = {"pbs": "PBS_NODEFILE", "lsf": "LSB_DJOB_HOSTFILE"}
+"""The variables that name a file with the job's hosts, one per line, by the engine of `numapin job`."""
 JOB_IDS: Final = "NUMAPIN_HOSTS"
 """The variable in which a launcher leaves its `job_ids_of` for launchers that its ranks start."""
 _OF_JOBS: Final = (
@@ -327,7 +329,7 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
 
     PBS writes its file on the first host only: the others need a shared folder, or another way.
     """
-    for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
+    for variable in HOST_FILES.values():
         if path := environ.get(variable):
             try:
                 names = (line.split()[0] for line in own.read(path).splitlines() if line.strip())

@@ -143,6 +143,16 @@ def _options_of(name: str) -> list[str]:
     return [option.opts[0] for option in options if not option.hidden]
 
 
+def test_engines_are_documented() -> None:
+    """Each engine of `numapin job` is in the line of `numapin --help`, and in the table of engines."""
+    job, page = docs_site.find_command("job"), (DOCS / "engines" / "README.md").read_text()
+    assert isinstance(job, click.Group)
+    line = re.search(r"^  job .*", CliRunner().invoke(numapin, []).output, re.MULTILINE)
+    assert line is not None
+    assert [name for name in job.commands if name not in line[0].lower()] == []
+    assert [name for name in job.commands if f"`numapin job {name}`" not in page] == []
+
+
 def test_sources_of_nodes_and_vendors_are_documented() -> None:
     """Each source of a GPU's node has a row, and each vendor's word is in the schema of the topology."""
     binding, schemas = ((DOCS / name).read_text() for name in ("binding.md", "schemas.md"))
@@ -240,7 +250,7 @@ def test_site_has_every_page() -> None:
     """Each page below docs/ is in the navigation."""
     nav = (ROOT / "mkdocs.yml").read_text()
     missing = [page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).as_posix() not in nav]
-    assert missing == []
+    assert missing == [], "add it to nav in mkdocs.yml"
 
 
 @pytest.mark.parametrize(

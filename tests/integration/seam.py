@@ -39,8 +39,10 @@ from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.libraries import FORKS_ISSUE, forks_may_hang
 from numapin.system.pages import PINNED
 from numapin.system.proc import state_of, thread_cpus
+from numapin.tasks.hosts import HOST_FILES
 from numapin.topology.discover import example_names
 from numapin.topology.nics import NicKind
+from numapin.topology.vendors import hiding_variables
 from numapin.trace.reading import read_trace
 
 if TYPE_CHECKING:

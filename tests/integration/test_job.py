@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from tests.integration.launching import all_ended, environment, script
+from tests.integration.seam import HOST_FILES, hiding_variables
 from tests.integration.warm_ranks import client, forked_script
 from tests.jobs import schemas
-from tests.jobs.cases import HOSTILE, write
+from tests.jobs.cases import ENGINES, HOSTILE, write
 from tests.waiting import wait_until
 
 # Runs the rest of its command line as one task. `takes` lists the options that are followed by a value.
@@ -93,7 +94,7 @@ class Cluster:
         script.write_text(write(arguments))
         hosts = self.work.parent / "the hosts of it"
         hosts.write_text("first\nsecond\n")
-        files = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"), str(hosts))
+        files = dict.fromkeys(HOST_FILES.values(), str(hosts))
         own = {"PBS_O_WORKDIR": str(self.work), "NOTED": str(self.noted), "PATH": self.path}
         environ, pipe = environment(**(_MANAGER | files | own | changes)), subprocess.PIPE
         cwd = self.elsewhere or self.work
@@ -142,7 +143,7 @@ _SHAPE = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=3", *_BINDING]
 _EXEC = ["exec", *_BINDING, "--", "python", "-u", *HOSTILE]
 
 
-@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_what_a_task_is_started_with(engine: str, form: str, cluster: Cluster, tmp_path: Path) -> None:
     """Quotes, newlines, dollars, backticks, dashes and empty words pass the script and its shells unchanged.
@@ -177,7 +178,7 @@ def test_what_a_task_is_started_with(engine: str, form: str, cluster: Cluster, t
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
     """Variables of launchers, libraries and all vendors' GPUs are exported, even with spaces; the shell's are not."""
     given = {"NCCL_DEBUG": "a b", "NUMAPIN_RUN_DIR": "/a b", "PET_MAX_RESTARTS": "3", "GLOO_SOCKET_IFNAME": "ib0"}
-    given |= {"PBS_ARRAY_INDEX": "7", "HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "0"}
+    given |= {"PBS_ARRAY_INDEX": "7", **dict.fromkeys(hiding_variables(), "0")}
     cluster.run(["mpi", *_SHAPE, "train.py"], PS9="x", UCX_TLS="rc", **given)
     words = cluster.calls("mpirun")[-1]
     passed = {words[at + 1] for at, word in enumerate(words) if word == "-x"}
@@ -193,7 +194,7 @@ _AGENTS = (
 )
 
 
-@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_launcher_gave_the_submitting_shell_stays_there(engine: str, cluster: Cluster) -> None:
     """A task per rank, submitted by a rank, inherits neither agent nor threads, binding, tracing or timers.
 
@@ -256,7 +257,7 @@ def test_without_a_first_host_nothing_starts(arguments: list[str], broken: str, 
     if broken:
         fail = '[ "${*%hostname*}" = "$*" ] || exit 3'  # mpirun starts the tasks, too
         (cluster.programs / broken).write_text(f'#!/bin/sh\n{fail}\necho "[]" >> "$NOTED/{broken}"\n')
-    files = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"), "/gone")
+    files = dict.fromkeys(HOST_FILES.values(), "/gone")
     with cluster.start([*arguments, *_SHAPE, "train.py"], **files) as script:
         script.communicate(timeout=60)
     assert script.returncode != 0

@@ -12,6 +12,9 @@ from tests.jobs.seam import job
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
+ENGINES = [name for name in job.commands if name != "kubernetes"]
+"""Those whose scripts are for bash."""
+
 HOSTILE_SCRIPT = "a b'c\"$(x)\n.py"
 HOSTILE_ARGUMENTS = (
     "two\nlines",
@@ -110,7 +113,7 @@ CASES: dict[str, str] = {
 }
 
 REFUSED: dict[str, tuple[str, ...]] = {
-    "sge": ("",),
+    "nosuch": ("",),
     "slurm": ("", "--gpus 8", "--gpus-per-node=-2", "-m --no-python"),
     "slurm --gpus-per-node 4": (
         *("--nodes 0", "--nodes=-1", "--nodes many", "--nodes 9999999", "--ranks-per-node 5", "--cpus-per-task 0"),

@@ -74,6 +74,7 @@ class Screens:
         """Run a command, and return its command line and what it shows, as the recorded files hold it."""
         status, out, err = self.run(words)
         line = f"=== {shlex.join(['numapin', *words])}\n{out}"
+        assert "Traceback (most recent call last)" not in out + err, f"{line}{err}"
         return line + (f"--- stderr\n{err}" if err else "") + (f"--- status {status}\n" if status else "")
 
 

@@ -8,6 +8,7 @@ line, which begins with `===`, to lines.txt or errors.txt.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -33,6 +34,7 @@ from tests.machines.roots import NAMES, describe, load
 from tests.pictures import golden_machine, many_nics, snc4
 from tests.recorded.failures import ENDS, block
 from tests.recorded.screens import HERE, Screens, compare
+from tests.recorded.seam import CHECKS
 from tests.recorded.seam import numapin as commands
 
 EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
@@ -154,6 +156,13 @@ def _again(screens: Screens, name: str) -> str:
     return "".join(screens.record(shlex.split(line)) for line in lines)
 
 
+def test_a_traceback_is_not_recorded(screens: Screens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that crashes fails its test, also with NUMAPIN_UPDATE_GOLDEN=1."""
+    monkeypatch.setattr(screens, "run", lambda _words: (1, "", "Traceback (most recent call last):\nKeyError: '#$'\n"))
+    with pytest.raises(AssertionError, match="numapin job sge"):
+        screens.record(["job", "sge"])
+
+
 def test_every_record_belongs_to_a_machine() -> None:
     """No record is left behind by a machine that was renamed."""
     wanted = {*NAMES, *(f"example-{name}" for name in EXAMPLES), *(f"made-{name}" for name in MADE)}
@@ -215,7 +224,7 @@ def test_jobs(screens: Screens) -> None:
 
 
 def test_doctor(screens: Screens, tmp_path: Path) -> None:
-    """The report on a capture, and what each check finds on sound and faulty machines."""
+    """The report on a capture, and what each check finds on sound and faulty machines, with each of its results."""
     machine(screens.folder, "4node-cpuset-3gpu")
     shown = (
         "",
@@ -224,12 +233,20 @@ def test_doctor(screens: Screens, tmp_path: Path) -> None:
         f"--only nodes --expect {HAS}",
     )
     lines = [screens.record(["doctor", "--root", "root", *options.split()]) for options in shown]
+    results = {
+        (check.name, result)
+        for check in CHECKS
+        for result in re.findall(r"\b(error|warning|note|ok|unknown)\(", inspect.getsource(inspect.unwrap(check.run)))
+    }
     for number, case in enumerate(DOCTOR):
         folder = tmp_path / str(number)
         folder.mkdir()
         finding = finding_of(case, folder)
         remedy = f"  fix: {finding.remedy}\n" if finding.remedy else ""
-        lines.append(f"=== {case.check}: {case.label}\n{finding.severity or 'unknown'}: {finding.what}\n{remedy}")
+        severity = finding.severity or "unknown"
+        lines.append(f"=== {case.check}: {case.label}\n{severity}: {finding.what}\n{remedy}")
+        results.discard((case.check, severity))
+    assert not results, f"add a Case to tests/doctor/cases.py for each of {sorted(results)}"
     compare("".join(lines), "doctor.txt")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numapin.cli.doctor import doctor
-from numapin.doctor import live
+from numapin.doctor import check, live
 from numapin.doctor.check import CHECKS, DoctorSeverity, GpuUser, Host
 from numapin.doctor.live import read_kernel_log
 from numapin.doctor.model import compare, counts_of, parse_expected

@@ -230,6 +230,18 @@ def test_nccl_is_found_without_a_package(tmp_path: Path, monkeypatch: pytest.Mon
     assert reading.nccl_versions({}) == {}
 
 
+@pytest.mark.parametrize(("text", "found"), [("7", "the kernel says '7'"), (None, "the capture has no such file")])
+def test_the_example_of_a_check(text: str | None, found: str, tmp_path: Path) -> None:
+    """The check that docs/extending.md shows tells text that it does not recognize from an absent file."""
+    example = re.search(r"```python\n(.*?)```", PAGE.with_name("extending.md").read_text(), re.DOTALL)
+    assert example is not None
+    names = {**vars(seam.check), "check": lambda *_, **_given: lambda function: function}
+    exec(example[1], names)  # noqa: S102 - our own text
+    put(tmp_path, {} if text is None else {"proc/sys/vm/overcommit_memory": text})
+    host = seam.Host(tree=seam.Tree(str(tmp_path)), topology=grid(), live=None)
+    assert names["overcommit"](host).what == found
+
+
 # --- the page of all checks -----------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "checks.md"

@@ -21,9 +21,10 @@ import yaml
 from numapin import Topology
 from numapin.errors import UsageError
 from tests.jobs import schemas
-from tests.jobs.cases import CASES, HOSTILE, expanded, machine_files, write
+from tests.jobs.cases import CASES, ENGINES, HOSTILE, expanded, machine_files, write
 from tests.machines.grids import grid
 from tests.recorded.screens import compare, compare_answers
+from tests.unit.jobs import seam
 from tests.unit.jobs.seam import Form, GpuVendor, JobRequest, KubernetesKind, notation, sized
 
 SHELL_CASES = [name for name in CASES if not name.startswith("kubernetes")]
@@ -61,15 +62,15 @@ def test_scripts_are_what_bash_takes(
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("engine", ["slurm", "pbs", "lsf"])
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "mpi"])
 def test_directives_come_first_and_hold_no_shell(engine: str) -> None:
     """Directives come before the first command, one per line, and contain nothing that a shell expands."""
     given = "--nodes 2 --gpus-per-node 2 --cpus-per-task 4 --time 4h --signal 60 --requeue --queue q --account a"
     lines = write([engine, *given.split(), *HOSTILE]).splitlines()
-    marks = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
-    directives = [line for line in lines if line.startswith(marks[engine])]
+    mark = lines[1].partition(" ")[0]
+    directives = [line for line in lines if line.startswith(f"{mark} ")]
     assert lines[1 : len(directives) + 1] == directives
-    assert not [line for line in directives if set(line) & set("$`'\\;&|")]
+    assert not [line for line in directives if set(line.removeprefix(mark)) & set("$`'\\;&|")]
 
 
 def _directives(line: str) -> str:
@@ -79,14 +80,25 @@ def _directives(line: str) -> str:
     except UsageError as error:
         return f"error: {error.message}"
     lines = text.partition("# Written by")[0].splitlines()[1:]
-    marks = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
-    assert all(line.startswith(marks[engine]) for line in lines)
-    return "\n".join(line.removeprefix(marks[engine]) for line in lines)
+    (mark,) = {line.partition(" ")[0] for line in lines}
+    return "\n".join(line.removeprefix(f"{mark} ") for line in lines)
 
 
 def test_directives_are_added_or_refused() -> None:
     """A line of one's own comes last; it may replace a default of ours, and may not contradict what was asked for."""
     compare_answers(Path(__file__).with_name("directives.txt"), _directives)
+
+
+def test_a_manager_may_have_options_of_several_letters() -> None:
+    """Grid Engine's -p does not contradict our -pe, but another -pe does."""
+
+    def added(line: str) -> list[str]:
+        request = JobRequest(command=("a",), gpus_per_node=0, directives=(line,))
+        return seam._directives("#$", {"-pe ": "orte 8"}, request, sample="-m e")
+
+    assert added("-p -10") == ["#$ -pe orte 8", "#$ -p -10"]
+    with pytest.raises(UsageError, match=r"'-pe mpi 4' contradicts #[$] -pe orte 8"):
+        added("-pe mpi 4")
 
 
 # --- Kubernetes ------------------------------------------------------------------------------------------------------

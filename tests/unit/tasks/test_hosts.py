@@ -10,6 +10,7 @@ import pytest
 
 from numapin.errors import UsageError
 from tests.recorded.screens import compare_answers
+from tests.unit.tasks import seam
 from tests.unit.tasks.seam import JOB_IDS, OwnHost, expand_hostlist, find_hosts, job_ids_of, parse, with_found_hosts
 
 STEP = {
@@ -111,6 +112,12 @@ def test_each_source() -> None:
     NUMAPIN_UPDATE_GOLDEN=1 records them anew.
     """
     compare_answers(Path(__file__).with_name("hosts.txt"), _answer)
+
+
+@pytest.mark.parametrize("variable", seam.hosts.HOST_FILES.values())
+def test_the_first_host_of_a_managers_file_is_host_0(variable: str) -> None:
+    """So it is for each manager whose file mpirun is given."""
+    assert _answer(f"OMPI {variable}=/nodes").startswith("host 1 of 2, host 0 is pbs1, ")
 
 
 def test_lists_that_are_too_long() -> None:
