@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin import __version__
-from numapin.base.formats import did_you_mean
+from numapin.base.formats import did_you_mean, quote_all
 from numapin.base.stderr import say
 from numapin.base.text import printable, printable_lines
 from numapin.cli.output import emit, prepare_streams, say_block, say_error
@@ -197,7 +197,11 @@ def _show(error: click.ClickException) -> None:
                 break
             names.append(word)
         path = " ".join(names)
-    _say(message[:1].lower() + message[1:], f"{path} --help")
+    hint = f"{path} --help"
+    is_job = path == "numapin plan" and "extra argument" in message and "(help)" not in message
+    if context and is_job and not any(context.params.get(name) for name in ("machine", "root", "as_json")):
+        hint = quote_all(["numapin", "run", "--dry-run", *sys.argv[2:]])
+    _say(message[:1].lower() + message[1:], hint)
 
 
 def _say(message: str, hint: str) -> None:
