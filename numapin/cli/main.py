@@ -38,8 +38,17 @@ _UNKNOWN: Final = re.compile(
     r"(no such (?P<kind>option|command) |got unexpected extra argument )['(](?P<word>.*)[')]", re.DOTALL
 )
 _WITHOUT_VALUE: Final = re.compile(r"option (?P<name>--?[\w-]+) needs a value$")
-_NAMES_ELSEWHERE: Final = ("-n", "-np", "--nprocs", "--num-processes", "--num-gpus")
-"""The names of --nproc-per-node in mpirun, torch_xla, accelerate and deepspeed."""
+_NAMES_ELSEWHERE: Final = {
+    **dict.fromkeys(("-n", "-np", "--nprocs", "--num-processes", "--num-gpus"), "--nproc-per-node"),
+    "--num-machines": "--nnodes",
+    "--machine-rank": "--node-rank",
+    "--main-process-ip": "--master-addr",
+    "--main-process-port": "--master-port",
+    "--gpu-ids": "--gpus",
+}
+"""Options of mpirun, torch_xla, accelerate and deepspeed, and ours."""
+_NEEDLESS: Final = ("--multi-gpu", "--use-env")
+"""Options of accelerate and torch.distributed.launch for what `run` does anyway."""
 _RUN_ELSEWHERE: Final = ("torchrun", "launch")  # the names of `run` in torch and accelerate
 _OTHER_COMMANDS: Final = {"numapin": "run", "run": "plan", "trace": "plan"}
 """The command that may have an option that this one lacks, such as --machine, or --nproc-per-node without `run`."""
@@ -247,8 +256,9 @@ def _suggestion(message: str, command: click.Command | None) -> str:
 
 def _like_option(typed: str, command: click.Command) -> str:
     known, word = _options_of(command), typed.replace("_", "-")
-    if word in _NAMES_ELSEWHERE:
-        word = "--nproc-per-node"
+    if word in _NEEDLESS:
+        return "; leave it out"
+    word = _NAMES_ELSEWHERE.get(word, word)
     if word in known:
         return f"; did you mean {word}?"
     other = _OTHER_COMMANDS.get(command.name or "")
