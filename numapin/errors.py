@@ -123,7 +123,7 @@ class Stopped(NumapinError):  # noqa: N818 - the event, as in BindingRefused
     """
 
     def __init__(self, number: Signals, left: str = "") -> None:
-        super().__init__(f"stopped by {number.name}; {left or 'all ranks have ended'}")
+        super().__init__(f"stopped by {number.name}; {left or 'no rank is running'}")
         self.number = number
         self.left = left
         self.exit_code = 128 + number

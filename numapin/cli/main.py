@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin import __version__
-from numapin.base.formats import did_you_mean
+from numapin.base.formats import did_you_mean, quote_all
 from numapin.base.stderr import say
 from numapin.base.text import printable, printable_lines
 from numapin.cli.output import emit, prepare_streams, say_block, say_error
@@ -38,8 +38,17 @@ _UNKNOWN: Final = re.compile(
     r"(no such (?P<kind>option|command) |got unexpected extra argument )['(](?P<word>.*)[')]", re.DOTALL
 )
 _WITHOUT_VALUE: Final = re.compile(r"option (?P<name>--?[\w-]+) needs a value$")
-_NAMES_ELSEWHERE: Final = ("-n", "-np", "--nprocs", "--num-processes", "--num-gpus")
-"""The names of --nproc-per-node in mpirun, torch_xla, accelerate and deepspeed."""
+_NAMES_ELSEWHERE: Final = {
+    **dict.fromkeys(("-n", "-np", "--nprocs", "--num-processes", "--num-gpus"), "--nproc-per-node"),
+    "--num-machines": "--nnodes",
+    "--machine-rank": "--node-rank",
+    "--main-process-ip": "--master-addr",
+    "--main-process-port": "--master-port",
+    "--gpu-ids": "--gpus",
+}
+"""Options of mpirun, torch_xla, accelerate and deepspeed, and ours."""
+_NEEDLESS: Final = ("--multi-gpu", "--use-env")
+"""Options of accelerate and torch.distributed.launch for what `run` does anyway."""
 _RUN_ELSEWHERE: Final = ("torchrun", "launch")  # the names of `run` in torch and accelerate
 _OTHER_COMMANDS: Final = {"numapin": "run", "run": "plan", "trace": "plan"}
 """The command that may have an option that this one lacks, such as --machine, or --nproc-per-node without `run`."""
@@ -197,7 +206,11 @@ def _show(error: click.ClickException) -> None:
                 break
             names.append(word)
         path = " ".join(names)
-    _say(message[:1].lower() + message[1:], f"{path} --help")
+    hint = f"{path} --help"
+    is_job = path == "numapin plan" and "extra argument" in message and "(help)" not in message
+    if context and is_job and not any(context.params.get(name) for name in ("machine", "root", "as_json")):
+        hint = quote_all(["numapin", "run", "--dry-run", *sys.argv[2:]])
+    _say(message[:1].lower() + message[1:], hint)
 
 
 def _say(message: str, hint: str) -> None:
@@ -243,8 +256,9 @@ def _suggestion(message: str, command: click.Command | None) -> str:
 
 def _like_option(typed: str, command: click.Command) -> str:
     known, word = _options_of(command), typed.replace("_", "-")
-    if word in _NAMES_ELSEWHERE:
-        word = "--nproc-per-node"
+    if word in _NEEDLESS:
+        return "; leave it out"
+    word = _NAMES_ELSEWHERE.get(word, word)
     if word in known:
         return f"; did you mean {word}?"
     other = _OTHER_COMMANDS.get(command.name or "")

@@ -35,7 +35,7 @@ class _PlanOptions(BindingOptions):
     machine: Path | None
 
 
-@click.command(params=[*BINDING, *MACHINE, _RANKS])
+@click.command(params=[*BINDING, *MACHINE, _RANKS], context_settings={"allow_interspersed_args": False})
 @json_option("numapin.plan/1")
 def plan(**values: object) -> None:
     """Show which CPUs and which memory each rank would get, and why. Starts nothing.

@@ -111,7 +111,8 @@ def top(
         if run is not None or pids is not None:
             raise UsageError("--all and a job cannot be combined", "give one of them")
         if metrics is None or (path is None and not once):
-            raise UsageError(f"--all needs {_OPENMETRICS} FILE, or --once", f"type: {_ONCE} {_OPENMETRICS} --all")
+            problem = f"--all needs {_OPENMETRICS} FILE, or {_OPENMETRICS} --once"
+            raise UsageError(problem, f"type: {_ONCE} {_OPENMETRICS} --all")
         _export_all(path, interval_s, once=once)
         return
     if path is not None and run is None and pids is None and find_folder(str(path), os.environ):

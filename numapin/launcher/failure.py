@@ -56,7 +56,8 @@ _MEMBER: Final = re.compile(r" +\+-[+-]-+ (\d+|\.\.\.) -+")
 _CAUGHT: Final = re.compile(r"\S+: Caught \S+ (?P<where>.+)\.")
 _ORIGINAL: Final = "Original "
 _DUMPED_FRAME: Final = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)')
-_LIBRARY: Final = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|^<")
+LIBRARY: Final = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|/numapin/(data|steps)/|^<")
+"""Finds paths of packages, of Python and of our loader."""
 
 
 class RaisedException(NamedTuple):
@@ -189,7 +190,7 @@ class EndedRank:
         frames = [found for line in self.stack.split("\n") if (found := _DUMPED_FRAME.fullmatch(line))]
         if not frames:
             return ""
-        own = next((frame for frame in frames if not _LIBRARY.search(frame["path"])), frames[0])
+        own = next((frame for frame in frames if not LIBRARY.search(frame["path"])), frames[0])
         place = f"{own['path'].rpartition('/')[2]}:{own['line']}"
         return place if frames[0]["function"] == "<module>" else f"{frames[0]['function']}, {place}"
 

@@ -235,9 +235,8 @@ class SeveralHosts(Hosts):
             problem = why_known(run_id, is_typed=job.is_id_typed)
             if problem:
                 say(
-                    f"warning: {problem}: anyone who knows it and can reach {job.rdzv_endpoint or 'the store'} can run "
-                    "code as you; make one with openssl rand -hex 16 and set it on every host, without --rdzv-id: "
-                    "export PET_RDZV_ID=…"
+                    f"warning: {problem}: anyone who knows it and can reach the rendezvous can run code as you; make "
+                    "one with openssl rand -hex 16 and set it on every host, without --rdzv-id: export PET_RDZV_ID=…"
                 )
         elif backend == "etcd-v2":
             say(

@@ -39,16 +39,18 @@ def require_program(
     if not is_python and shutil.which(program):
         return
     if not os.path.exists(program):
+        if not is_python and "/" not in program:
+            raise UsageError(f"{program} is in no folder of PATH", "give its path, or add its folder to PATH")
         where = ""
         if not os.path.isabs(program):
             with suppress(FileNotFoundError):  # the current folder may have been removed
                 where = f" in {os.getcwd()}"
         folder, name = os.path.split(program)
         beside: list[str] = []
-        if is_python:
-            with suppress(OSError), os.scandir(folder or ".") as entries:
-                beside = [entry.name for entry in islice(entries, _MOST_NAMES)]
-        raise UsageError(f"{program} does not exist{where}{did_you_mean(name, beside)}", otherwise)
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            beside = [entry.name for entry in islice(entries, _MOST_NAMES)]
+        hint = otherwise if is_python else "name a program that exists"
+        raise UsageError(f"{program} does not exist{where}{did_you_mean(name, beside)}", hint)
     if os.path.isdir(program):
         if not is_python:
             raise UsageError(f"{program} is a folder", "name a program in it")

@@ -69,6 +69,11 @@ class TopRank:
             "loader_wait_share": self.wait_share,
             "h2d_gbps": self.load.h2d_gbps,
             "gpu_busy_share": self.load.busy_share,
+            "gpu_used_bytes": self.load.used_bytes,
+            "gpu_memory_bytes": self.load.memory_bytes,
+            "gpu_power_w": self.load.power_w,
+            "cpu_share": self.cpu_share,
+            "up_s": self.up_s,
         }
 
 
@@ -89,6 +94,7 @@ class Top:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form (schema numapin.top/1)."""
         swapped_in, swapped_out = self.swap_per_s or (None, None)
+        rates = {rank: pace.steps_per_s for rank, pace in LoopPaces().add(self).items()}
         return {
             "schema": "numapin.top/1",
             "run": self.run,
@@ -96,7 +102,7 @@ class Top:
             "interval_s": self.interval_s,
             "swap_in_pages_per_s": swapped_in,
             "swap_out_pages_per_s": swapped_out,
-            "ranks": [rank.to_json() for rank in self.ranks],
+            "ranks": [{**rank.to_json(), "steps_per_s": rates.get(rank.plan.local_rank)} for rank in self.ranks],
         }
 
 

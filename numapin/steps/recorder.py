@@ -105,8 +105,8 @@ def attach(module: ModuleType) -> None:
         module.Optimizer.__init__ = _noting(module.Optimizer.__init__, _note_optimizer)
         return
     try:
-        base = module._BaseDataLoaderIter  # torch has no hooks there
-        base.__init__ = _noting(base.__init__, _time_class)
+        # torch has no hooks there; a frame around __init__ would be where torch's warnings point
+        module._BaseDataLoaderIter.__new__ = _new_iterator
     except AttributeError as error:
         say(f"warning: batches are not counted: this version of torch has different internals: {error}")
 
@@ -148,12 +148,12 @@ def makes_optimizers() -> bool:
     return _Attached.makes_optimizers
 
 
-def _time_class(iterator: Any) -> None:  # noqa: ANN401 - of any class
-    """Time `next()` of an iterator's class: numapin's and torchdata's have their own, so the base's is not enough."""
-    cls = type(iterator)
+def _new_iterator(cls: Any, *_: object, **__: object) -> object:  # noqa: ANN401 - of any class
+    """Time `next()` of the iterator's class: numapin's and torchdata's have their own, so the base's is not enough."""
     if cls not in _Attached.timed:
         _Attached.timed.add(cls)
         cls.__next__ = _recorded(cls.__next__)
+    return object.__new__(cls)
 
 
 def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:

@@ -337,8 +337,8 @@ def _epoch_remedy(analysis: Analysis) -> str:
         which = f" of the loader with {batches} and {counted(loader.num_workers, 'worker')}"
     if loader is not None and loader.is_persistent:
         return (
-            f"the workers{which} are already persistent (persistent_workers=True): make the dataset's __iter__ and "
-            "first samples cheaper"
+            f"the workers{which} are already persistent (persistent_workers=True): make an epoch's first batch "
+            "cheaper: its samples, the sampler, an iterable dataset's __iter__"
         )
     return f"keep the workers{which} between epochs: DataLoader(…, persistent_workers=True)"
 

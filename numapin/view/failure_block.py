@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rich.cells import cell_len
 
 from numapin.base.text import listed, printable, printable_lines
-from numapin.launcher.failure import likely_cause
+from numapin.launcher.failure import LIBRARY, likely_cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,21 +123,19 @@ def _end(rank: EndedRank) -> str:
 
 
 def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
-    """Return the last frames that fit, without the exception that follows them, and without torch's @record."""
+    """Return the user's innermost frame and the last ones that fit, without torch's @record and the exception."""
     frames: list[list[str]] = []
     for line in rank.chain[-1].frames:
         if line.startswith(_FILE):
             frames.append([line])
         elif line.startswith(_CODE) and frames and not _MARKS.fullmatch(line):
             frames[-1].append(line)
-    shown: list[str] = []
-    for frame in reversed(frames):
-        if frame[0].partition('",')[0].endswith(_RECORD):
-            continue
-        if len(shown) + len(frame) > min(num_lines, _LINES_OF_FRAMES):
-            break
-        shown = [*map(_frame, frame), *shown]
-    return shown
+    paths = [frame[0].removeprefix(_FILE).partition('",')[0] for frame in frames]
+    kept = [number for number, path in enumerate(paths) if not path.endswith(_RECORD)]
+    own = next((number for number in reversed(kept) if not LIBRARY.search(paths[number])), None)
+    while kept and sum(len(frames[number]) for number in kept) > min(num_lines, _LINES_OF_FRAMES):
+        del kept[1 if kept[0] == own and len(kept) > 1 else 0]
+    return [_frame(line) for number in kept for line in frames[number]]
 
 
 def _frame(line: str) -> str:

@@ -28,7 +28,7 @@ from tests.waiting import gone, wait_until
 DIRECT = ("run", "--quiet")
 TWO = ("--nproc-per-node", "2")
 LIMIT_S = 60
-TERMINATED = (128 + signal.SIGTERM, "numapin: stopped by SIGTERM; all ranks have ended\n")
+TERMINATED = (128 + signal.SIGTERM, "numapin: stopped by SIGTERM; no rank is running\n")
 
 LOOKS = """
 import json, os
@@ -372,7 +372,7 @@ def test_a_signal_while_a_failed_job_ends(start: Callable[..., Job]) -> None:
     assert "rank    1, the first to fail" in block
     assert "failed  exit status 7\n" in block
     assert "others  1 was running and ended by numapin (exit status 0)\n" in block
-    assert last == "SIGHUP; all ranks have ended\n"
+    assert last == "SIGHUP; no rank is running\n"
 
 
 CLOSED = """

@@ -92,5 +92,5 @@ def test_status_of_a_container(tmp_path: Path, number: signal.Signals, status: i
         (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(child), number)
         assert process.stderr is not None
-        assert process.stderr.read().endswith(f"numapin: stopped by {number.name}; all ranks have ended\n")
+        assert process.stderr.read().endswith(f"numapin: stopped by {number.name}; no rank is running\n")
     assert process.returncode == status

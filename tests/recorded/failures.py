@@ -49,6 +49,10 @@ _CHAIN = (
     f"{_CALLS}KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
     f'Traceback (most recent call last):\n{_RECORD}  File "b.py", line 2, in b\n    b()\n    ~^^\nValueError: x'
 )
+_TORCHS = "".join(
+    f'  File "/v/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line {n}, in f{n}\n    f{n}()\n'
+    for n in range(9)
+)
 _CALL_B = '  File "b.py", line 2, in b\n    b()\nE: x'
 
 WORST: Final = {
@@ -104,6 +108,7 @@ ENDS: Final = {
     **WORST,
     "an exit status": End((ended(exitcode=3),)),
     "frames of torch's @record are left out": End((ended(text="ValueError: x", trace=_CHAIN),)),
+    "the script's line is above many of torch's": End((ended(text="E: x", trace=f"{_CALLS}{_TORCHS}E: x"),)),
     "Python left out frames": End(
         (ended(text="E: x", trace=f"{_CALLS}  [Previous line repeated 996 more times]\n{_CALL_B}"),)
     ),

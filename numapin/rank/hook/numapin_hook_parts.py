@@ -156,14 +156,9 @@ def _publish_on_use(module: ModuleType) -> None:
     base = getattr(module, "_BaseDataLoaderIter", None)
     if base is None:
         return
-    torchs_own, attached = base.__init__, False
 
-    def __init__(*arguments: object, **named: object) -> None:  # noqa: N807 - replaces the constructor
-        nonlocal attached
-        if attached:
-            torchs_own(*arguments, **named)
-            return
-        attached = True
+    def __new__(cls: type, *_: object, **__: object) -> object:  # noqa: N807 - replaces the method
+        base.__new__ = lambda cls, *_, **__: object.__new__(cls)
         was_there = "numapin" in sys.modules
         try:
             if not was_there:
@@ -175,9 +170,9 @@ def _publish_on_use(module: ModuleType) -> None:
             ours = [] if was_there else [name for name in sys.modules if name.partition(".")[0] == "numapin"]
             for name in ours:
                 del sys.modules[name]
-        base.__init__(*arguments, **named)
+        return base.__new__(cls)
 
-    base.__init__ = __init__
+    base.__new__ = __new__
 
 
 def _count_steps(part: str, module: ModuleType) -> None:

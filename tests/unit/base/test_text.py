@@ -144,7 +144,7 @@ def test_every_error_has_its_exit_status() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):  # the exit status is what a shell shows for the signal
         stopped = pickle.loads(pickle.dumps(errors.Stopped(number)))  # noqa: S301 - our own bytes
         assert (stopped.number, stopped.exit_code, stopped.hint) == (number, 128 + number, "")
-        assert stopped.message == f"stopped by {number.name}; all ranks have ended"
+        assert stopped.message == f"stopped by {number.name}; no rank is running"
 
 
 # --- command lines without secrets: the lines of redacted.txt, and how they are shown --------------------------------

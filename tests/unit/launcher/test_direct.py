@@ -90,11 +90,11 @@ class _Others(Hosts):
             (0, NotMet("it is lost")),
             "it is lost",
         ),
-        (f"trap 'kill $PPID' TERM; touch ready; {STAYS}", (1,), "stopped by SIGTERM; all ranks have ended"),
+        (f"trap 'kill $PPID' TERM; touch ready; {STAYS}", (1,), "stopped by SIGTERM; no rank is running"),
         (
             f"trap 'kill $PPID' TERM; touch ready; {STAYS}",
             (NotMet("it is lost"),),
-            "stopped by SIGTERM; all ranks have ended",
+            "stopped by SIGTERM; no rank is running",
         ),
     ],
     ids=[

@@ -330,6 +330,6 @@ def test_json_and_pickle() -> None:
     assert [rank["exception"] for rank in written["ranks"]] == [None, "KeyError: 'x'", None, None]
     again = pickle.loads(pickle.dumps(RanksFailed(found)))  # noqa: S301 - ours
     assert (again.message, again.failure) == ("train.py: rank 1 failed first: exit status 3", found)
-    for notes, said in (((), "all ranks have ended"), (("rank 0: still there",), "rank 0: still there")):
+    for notes, said in (((), "no rank is running"), (("rank 0: still there",), "rank 0: still there")):
         stop = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM, *notes)))  # noqa: S301 - ours
         assert (stop.message, stop.exit_code) == (f"stopped by SIGTERM; {said}", 143)

@@ -87,11 +87,11 @@ except ImportError:
 IMPORT = f"import {LOADER} as loader; print(loader.has_run)"
 FOUND = "this torch has no DataLoader._get_iterator"
 MODULE = """
-import os
+import os, sys
 if os.path.exists({fails!r}): raise ImportError
 has_run = "it has run"
 class _BaseDataLoaderIter:
-    def __init__(self, data): self.data = data
+    def __init__(self, data): self.data = [*data, sys._getframe(1).f_code.co_name]
 class DataLoader:
     def __iter__(self): return iter(_BaseDataLoaderIter([7]).data)
 """
@@ -133,4 +133,7 @@ def test_an_interpreter_that_cannot_import_numapin_iterates_as_without_the_hook(
     asks = {"NUMAPIN_DATALOADER": "", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")}
     iterates = "print(*loader.DataLoader(), 'numapin' in sys.modules)"
     out, err = _run(tmp_path, IMPORT, iterates, hook=str(folder), NUMAPIN_RANK_PID=str(os.getsid(0)), **asks)
-    assert (out.splitlines()[1], err) == ("7 False", "")
+    assert (out.splitlines()[1], err) == (
+        "7 __iter__ False",
+        "",
+    )  # no frame of ours is between, which warnings would name

@@ -128,6 +128,21 @@ def test_the_last_steps_of_an_epoch_are_published() -> None:
     assert num_published() - before == 19 + 4
 
 
+_CONSTRUCTED = """
+import torch.utils.data.dataloader as module
+from numapin.steps import recorder
+before = module._BaseDataLoaderIter.__init__
+recorder.attach(module)
+assert list(module.DataLoader(range(3), batch_size=None)) == [0, 1, 2]
+assert module._BaseDataLoaderIter.__init__ is before
+"""
+
+
+def test_warnings_of_torch_name_torchs_own_lines() -> None:
+    """The constructor of iterators, which warns with a stack level, stays torch's."""
+    subprocess.run([sys.executable, "-c", _CONSTRUCTED], timeout=100, check=True)
+
+
 _SIGNALLED = """
 import itertools, os, signal
 import torch.utils.data.dataloader
