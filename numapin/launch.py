@@ -226,7 +226,8 @@ def failure_of(
         is_disk_full = False
         with suppress(OSError, ValueError):
             disk = os.statvfs(os.path.dirname(own.error))
-            is_disk_full = disk.f_bavail * disk.f_frsize < 1 << 20
+            has_size = disk.f_blocks > 0  # ramfs, tmpfs without a limit and some of FUSE report 0 blocks
+            is_disk_full = has_size and disk.f_bavail * disk.f_frsize < 1 << 20
             error, recorded_s = decode(handover.read_text(own.error)), os.stat(own.error).st_mtime
         ended.append(
             EndedRank(

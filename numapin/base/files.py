@@ -126,7 +126,10 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
 def open_at(path: str, flags: int) -> int:
     """Open a file, as an opener for Python's `open`; follow only the links that `OpenPlace` follows. Raises OSError."""
     with OpenPlace(path) as (folder, name):
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None  # the kernel saw the name only
 
 
 def make_folders(path: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from string import Template
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from numapin.base.files import OpenPlace, make_folders, open_at
+from numapin.base.files import OpenPlace, make_folders, open_at, opened
 from numapin.base.stderr import say
 from numapin.errors import UsageError
 from numapin.rank.handover import LOGS
@@ -61,8 +61,8 @@ class Logs:
         for local_rank in range(place.num_ranks):
             own = os.path.join(folder, str(local_rank))
             error = os.path.join(own, "error.json") if folder else f"{run_dir}/error-{local_rank}{again}.json"
-            with suppress(OSError), OpenPlace(error) as (where, name):
-                os.unlink(name, dir_fd=where)  # of ranks that ended because another host joined: no new attempt
+            with suppress(OSError), opened(os.path.dirname(error)) as where:
+                os.unlink(os.path.basename(error), dir_fd=where)  # of ranks that ended because another host joined
             is_shown = not job.local_ranks_filter or local_rank in job.local_ranks_filter
             teed, redirected = (of.get(None, of.get(local_rank, 0)) for of in (job.tee, job.redirects))
             paths = {}
@@ -89,13 +89,14 @@ class Logs:
         try:
             base = os.path.abspath(base)  # a rank may change its folder
             if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
-                self._folder = os.path.join(base, f"{self._job.run_id or place.run_id}_{os.urandom(8).hex()}")
-                make_folders(self._folder)
+                run_id = (self._job.run_id or place.run_id).replace("/", "_")
+                self._folder = os.path.join(base, f"{run_id}_{os.urandom(8).hex()}")
                 if not self._job.log_dir:
                     say(f"logs of the ranks: {self._folder}")
+            make_folders(self._folder)  # again if it was removed meanwhile
             folder = os.path.join(self._folder, f"attempt_{attempt}")
-            with OpenPlace(folder, make=True) as (parent, name):
-                shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+            with opened(self._folder) as parent:
+                shutil.rmtree(os.path.basename(folder), ignore_errors=True, dir_fd=parent)  # never a link's target
             for local_rank in range(place.num_ranks):
                 with OpenPlace(os.path.join(folder, str(local_rank), "error.json"), make=True):
                     pass
@@ -128,7 +129,11 @@ class Logs:
                 rank=first_rank + local_rank,
                 hostname=os.uname().nodename,
             )
-            source = open(path, "a+", errors="replace", opener=open_at)  # noqa: SIM115 - for as long as the rank runs
+            try:
+                source = open(path, "a+", errors="replace", opener=open_at)  # noqa: SIM115 - as long as the rank runs
+            except OSError as error:  # no room for a new file
+                say(f"no lines of {path} are shown: {error.strerror}")
+                continue
             source.seek(0)
             filters, filtered = getattr(self._job, f"duplicate_{stream}_filters"), f"{folder}/filtered_{stream}.log"
             sources.append((source, stream, prefix, filters, filtered))

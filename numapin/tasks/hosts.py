@@ -66,7 +66,7 @@ class HostsFound(NamedTuple):
 
 
 def job_ids_of(environ: Mapping[str, str]) -> str:
-    """Return the managers' ids of the job and step: the same in all processes of a step, different in any two steps."""
+    """Return the ids of the job, and of its step if the manager numbers steps: the same in all processes of a step."""
     return " ".join(f"{name}={environ[name]}" for name in _OF_JOBS if name in environ)
 
 

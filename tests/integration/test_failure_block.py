@@ -378,6 +378,17 @@ def test_restarts_and_logs(tmp_path: Path) -> None:
     assert f"\n  log     {log}\n" in joined
 
 
+@needs_root
+def test_logs_on_a_file_system_without_a_size(tmp_path: Path) -> None:
+    """One that reports 0 free blocks of 0, as ramfs does, is not called full."""
+    (tmp_path / "logs").mkdir()
+    mount = ("unshare", "--mount", "sh", "-c", 'mount -t ramfs none logs && exec "$@"', "sh")
+    path = script(tmp_path, "raise SystemExit(3)")
+    done = call(*mount, *NUMAPIN, "run", "--redirects", "3", "--log-dir", "logs", path, cwd=tmp_path)
+    assert "  failed  exit status 3" in done.err
+    assert "  likely" not in done.err
+
+
 def test_below_another_elastic_launcher(tmp_path: Path) -> None:
     """The error of a rank reaches the error file that another launcher gave to numapin."""
     file = tmp_path / "outer.json"

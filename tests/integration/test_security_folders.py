@@ -62,6 +62,14 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.lchown(f"{{logs}}/{{name}}", {ATTACKER}, {ATTACKER})
     sys.exit(1)
 """
+_LINKED_LOG: Final = f"""
+import glob, os, sys
+(log,) = glob.glob(f"{{sys.argv[1]}}/*/*/filtered_stdout.log")
+os.unlink(log)
+os.symlink(sys.argv[2], log)
+os.lchown(log, {ATTACKER}, {ATTACKER})
+print("a line")
+"""
 SHOW: Final = """
 import os
 folder = os.environ["NUMAPIN_RUN_DIR"]
@@ -320,6 +328,16 @@ def test_logs_of_ranks(place: Path, tmp_path: Path) -> None:
         assert _tree(private) == before
     assert sorted(file.name for file in (theirs / "moved").rglob("*.log")) == ["stderr.log", "stdout.log"]
     assert (theirs / "moved").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_log_that_was_replaced(place: Path, tmp_path: Path) -> None:
+    """Another user's link in the place of a log is not followed; the job goes on."""
+    logs, target = place / "logs", tmp_path / "target"
+    path = script(tmp_path, _LINKED_LOG)
+    options = ("--nproc-per-node", "1", "--tee", "1", "--duplicate-stdout-filters", "line", "--log-dir", str(logs))
+    done = numapin("run", *options, path, str(logs), str(target))
+    assert (done.status, done.out) == (0, "[default0]:a line\n")
+    assert not target.exists()
 
 
 def test_a_restart_without_the_runs_folder(place: Path, tmp_path: Path) -> None:

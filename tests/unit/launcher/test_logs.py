@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from unittest import mock
@@ -43,13 +44,53 @@ def test_how_lines_begin(
     assert capsys.readouterr().out == f"{begins}a step\n{begins}another\n"
 
 
-def test_all_attempts_have_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("run_id", ["none", "team/job", "../job"])
+def test_all_attempts_have_one_folder(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under torchrun, also if --log-dir is relative; a rank that changes its folder still finds its error file."""
     monkeypatch.chdir(tmp_path)
-    logs = Logs(parse(["--log-dir", "logs/", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    words = ["--log-dir", "logs/", "--rdzv-id", run_id, "train.py"]
+    logs = Logs(parse(words, {}, {}, python="python3", prog="numapin run"))
     errors = [Path(logs.begin(attempt, ONE, str(tmp_path))[0].error) for attempt in (0, 1)]
     (folder,) = tmp_path.glob("logs/*")
     assert errors == [folder / f"attempt_{attempt}" / "0" / "error.json" for attempt in (0, 1)]
+
+
+def test_the_folder_of_an_attempt_is_emptied_and_no_other(tmp_path: Path) -> None:
+    """Files of ranks that started before are removed; what a link in the place of the folder leads to stays."""
+    logs = Logs(parse(["--log-dir", str(tmp_path / "logs"), "train.py"], {}, {}, python="python3", prog="numapin run"))
+    own = Path(logs.begin(0, ONE, str(tmp_path))[0].error).parent
+    (own / "old").touch()
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "0").mkdir(parents=True)
+    (elsewhere / "0" / "kept").touch()
+    (own.parents[1] / "attempt_1").symlink_to(elsewhere)
+    for attempt in (0, 1):
+        logs.begin(attempt, ONE, str(tmp_path))
+    assert not (own / "old").exists()
+    assert (elsewhere / "0" / "kept").exists()
+
+
+def test_logs_that_were_removed(tmp_path: Path) -> None:
+    """The next attempt makes the folder again, for this user only."""
+    logs = Logs(parse(["--log-dir", str(tmp_path / "logs"), "train.py"], {}, {}, python="python3", prog="numapin run"))
+    folder = Path(logs.begin(0, ONE, str(tmp_path))[0].error).parents[2]
+    shutil.rmtree(folder)
+    assert Path(logs.begin(1, ONE, str(tmp_path))[0].error).parent.is_dir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_log_that_cannot_be_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The thread of --tee names it, and shows the others."""
+    logs = Logs(parse(["--tee=3", "train.py"], {}, {}, python="python3", prog="numapin run"))
+    with mock.patch.object(Logs, "_show") as show:
+        (own,) = logs.begin(0, ONE, str(tmp_path))
+        logs.close()
+    Path(own.stdout).mkdir()
+    Path(own.stderr).write_text("a step\n")
+    Logs._show(logs, *show.call_args.args)
+    err = capfd.readouterr().err
+    assert f"numapin: no lines of {own.stdout} are shown: Is a directory\n" in err
+    assert err.endswith("[default0]:a step\n")
 
 
 def test_an_error_of_a_former_round(tmp_path: Path) -> None:
