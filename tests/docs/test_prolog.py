@@ -103,8 +103,8 @@ def test_a_sound_host_and_one_that_has_lost_a_gpu(cluster: Cluster) -> None:
 
 
 def test_a_host_that_cannot_be_checked(cluster: Cluster) -> None:
-    """Without the saved state the job starts, and the log has the error."""
-    status, calls = cluster.run(_SCRIPT.replace(_HOST, "/gone/host.json"), _GPUS[:1])
+    """Without the saved state the job starts, and the log has the error, even below a site's `set -eu`."""
+    status, calls = cluster.run("set -eu\n" + _SCRIPT.replace(_HOST, "/gone/host.json"), _GPUS[:1])
     assert status == 0
     assert calls.startswith("logger -t numapin status 3: numapin: error: ")
     assert "scontrol" not in calls
