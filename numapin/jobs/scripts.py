@@ -169,7 +169,7 @@ def _directives(
     ours = {option: f"{option}{'' if value is True else value}" for option, value in options.items() if value}
     # "-gpu" is -gpu if it is one of ours, but "-joe" is -j with a value.
     words = [*others, *(option.strip() for option in ours if re.fullmatch(r"-\w{2,} ?", option))]
-    pattern = re.compile("|".join([*(rf"{word}\b" for word in words), _OPTION]))
+    pattern = re.compile("|".join([*words, _OPTION]))
     own = []
     for line in request.directives:
         text = line.removeprefix(mark).strip()
