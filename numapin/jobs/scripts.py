@@ -151,25 +151,31 @@ _OPTION: Final = r"--[\w-]+|-l\s*\w+|-\w"
 
 
 def _directives(
-    mark: str, options: Mapping[str, object], request: JobRequest, *, sample: str, replaceable: Sequence[str] = ()
+    mark: str,
+    options: Mapping[str, object],
+    request: JobRequest,
+    *,
+    sample: str,
+    replaceable: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> list[str]:
     """Return a manager's directives, one per line, from option texts and the values that follow them directly.
 
     True is an option without a value. None, False, 0 and empty values leave the option out. Every value is a number or
     was checked, because managers have no reliable quoting. The user's own directives come last; those of ours in
-    `replaceable` give way to them. Raises UsageError for one that repeats another of ours, and with `sample` for text
-    that is not an option.
+    `replaceable` give way to them. `others` are options of the manager that begin like one of ours. Raises UsageError
+    for one that repeats another of ours, and with `sample` for text that is not an option.
     """
     ours = {option: f"{option}{'' if value is True else value}" for option, value in options.items() if value}
     # "-gpu" is -gpu if it is one of ours, but "-joe" is -j with a value.
-    words = re.findall(r"^-\w{2,}\b", "\n".join(ours), re.MULTILINE)
-    pattern = re.compile("|".join([*(rf"{word}\b" for word in words), _OPTION]))
+    words = [*others, *(option.strip() for option in ours if re.fullmatch(r"-\w{2,} ?", option))]
+    pattern = re.compile("|".join([*words, _OPTION]))
     own = []
     for line in request.directives:
         text = line.removeprefix(mark).strip()
-        if not text.startswith("-"):
-            raise UsageError(f"--directive {line!r} is not an option", f"for example: --directive='{sample}'")
         name = _name_of(text, mark, pattern)
+        if not name:
+            raise UsageError(f"--directive {line!r} is not an option", f"for example: --directive='{sample}'")
         for option in [option for option in ours if _name_of(option, mark, pattern) == name != _REQUIREMENT]:
             if option not in replaceable:
                 raise UsageError(
@@ -182,9 +188,9 @@ def _directives(
 
 
 def _name_of(option: str, mark: str, pattern: re.Pattern[str]) -> str:
-    """Return the name of a directive's option, such as "--time", "-N" or "-lwalltime"."""
+    """Return the name of a directive's option, such as "--time", "-N" or "-lwalltime"; "" for other text."""
     match = pattern.match(option)
-    name = re.sub(r"\s", "", match[0]) if match else option
+    name = re.sub(r"\s", "", match[0]) if match else ""
     if mark != "#SBATCH":
         return name
     if name.startswith("--") and name not in _ALIASES:  # sbatch accepts the beginning of a name
@@ -389,7 +395,8 @@ def lsf(request: JobRequest) -> str:
         "-W ": request.time_s and notation.hours_and_minutes(request.time_s),
         "-q ": request.queue,
         "-P ": request.account,
-        "-wa USR1 -wt ": request.signal_s and notation.minutes_begun(request.signal_s),
+        "-wa ": request.signal_s and "USR1",
+        "-wt ": request.signal_s and notation.minutes_begun(request.signal_s),
         "-r": request.requeue,
         "-Q ": is_requeued and requeue_status,
         "-o ": f"{request.job_name}-%J.out",
@@ -398,7 +405,14 @@ def lsf(request: JobRequest) -> str:
     requeue = f'[ "$signaled$status" != 10 ] || exit {requeue_status} # it has saved: LSF queues it again'
     return _script(
         request,
-        _directives("#BSUB", options, request, sample="-N", replaceable=("-o ", "-x")),
+        _directives(
+            "#BSUB",
+            options,
+            request,
+            sample="-N",
+            replaceable=("-o ", "-x"),
+            others=("-Jd", "-We", "-notify", "-outdir", "-rnc"),
+        ),
         _mpirun(request, ["--hostfile", file]),
         first=_first_line(request, file),
         forward=_forward(),

@@ -52,7 +52,8 @@ class Cluster:
         self._folder, self._fake_nvml = folder, fake_nvml
         self._saved, self._calls = folder / "host.json", folder / "calls.txt"
         self._numapin = _program(folder / "numapin", f'cd {ROOT} && exec {sys.executable} -m numapin "$@"')
-        self._note = _program(folder / "note", f'echo "$@" >> {self._calls}')
+        note = f'[ "$*" != "logger -t numapin" ] || set -- "$@" "$(cat)"\necho "$@" >> {self._calls}'
+        self._note = _program(folder / "note", note)
         subprocess.run([self._numapin, "topo", "--save", str(self._saved)], env=self._environ(_GPUS), check=True)
 
     def _environ(self, gpus: list[FakeGpu]) -> dict[str, str]:
@@ -97,15 +98,15 @@ def test_a_sound_host_and_one_that_has_lost_a_gpu(cluster: Cluster) -> None:
     assert drained.startswith("scontrol update NodeName=node7 State=DRAIN Reason=numapin: ")
     assert "1 error" in drained
     assert "Start with expect: gpus: 1 instead of 2" in drained
-    assert calls.startswith("logger -t numapin -- ")
+    assert calls.startswith("logger -t numapin ")
     assert "(missing: 0000:2b:00.0)" in calls
 
 
 def test_a_host_that_cannot_be_checked(cluster: Cluster) -> None:
-    """Without the saved state the job starts, and the log has the error."""
-    status, calls = cluster.run(_SCRIPT.replace(_HOST, "/gone/host.json"), _GPUS[:1])
+    """Without the saved state the job starts, and the log has the error, even below a site's `set -eu`."""
+    status, calls = cluster.run("set -eu\n" + _SCRIPT.replace(_HOST, "/gone/host.json"), _GPUS[:1])
     assert status == 0
-    assert calls.startswith("logger -t numapin -- status 3: numapin: error: ")
+    assert calls.startswith("logger -t numapin status 3: numapin: error: ")
     assert "scontrol" not in calls
 
 
@@ -114,9 +115,24 @@ def test_a_numapin_that_cannot_be_imported(cluster: Cluster, tmp_path: Path) -> 
     broken = _program(tmp_path / "broken", f"exec {sys.executable} -m numapin.gone")
     status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, broken), _GPUS)
     assert status == 0
-    assert calls.startswith("logger -t numapin -- status 1: ")
+    assert calls.startswith("logger -t numapin status 1: ")
     assert "No module named numapin.gone" in calls
     assert "scontrol" not in calls
+
+
+def test_no_temporary_folder(cluster: Cluster) -> None:
+    """The job starts, and the log says why the host was not checked."""
+    calls = cluster.run(_SCRIPT.replace("/usr/bin/mktemp -d", "false"), _GPUS)
+    assert calls == (0, "logger -t numapin no temporary folder\n")
+
+
+def test_a_long_report(cluster: Cluster, tmp_path: Path) -> None:
+    """A report that is too long for an argument is logged in full, and drains the host with its first paragraph."""
+    long = _program(tmp_path / "long", "echo found; echo; yes 'a line' | head -n 20000; echo last; exit 1")
+    status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, long), _GPUS)
+    *_, last, drained = calls.splitlines()
+    assert status == 1
+    assert (last, drained) == ("last", "scontrol update NodeName=node7 State=DRAIN Reason=numapin: found")
 
 
 def test_the_reason_is_a_whole_sentence(cluster: Cluster, tmp_path: Path) -> None:
@@ -161,11 +177,12 @@ def test_the_command_is_real_and_shellcheck_finds_nothing() -> None:
 
 
 def test_a_check_without_an_answer(cluster: Cluster) -> None:
-    """The line with jq fails for it, although doctor does not; for a sound host it does not fail."""
+    """The line with jq fails for it, although doctor does not, and without a report, but not for a sound host."""
     if not shutil.which("jq"):
         pytest.skip("no jq on PATH; type: apt-get install jq")
     (line,) = re.findall(r"`numapin (doctor .*jq .*)`", _PAGE)
     assert [cluster.run(f"{_NUMAPIN} {line}", gpus)[0] for gpus in (_GPUS, _SILENT)] == [0, 1]
+    assert cluster.run(f"true {line[line.index('|') :]} 2> /dev/null", _GPUS)[0] != 0
     check_command_line(shlex.split(line.partition(" | ")[0]))
 
 

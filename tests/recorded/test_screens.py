@@ -220,7 +220,7 @@ def test_jobs(screens: Screens) -> None:
         for options in each
     ]
     compare("".join(screens.record([*line, "train.py"]) for line in wrong), "jobs-refused.txt")
-    assert set(screens.folder.iterdir()) == before
+    assert set(screens.folder.iterdir()) == before, "a line of REFUSED is not refused: it has no status in the file"
 
 
 def test_doctor(screens: Screens, tmp_path: Path) -> None:

@@ -257,8 +257,7 @@ _HEAD = """\
 nothing. Checks with a * need the running machine: on a [capture](binding.md#machine-files)
 (`--root DIR`), it leaves them out, and says so.
 
-`--only` and `--skip` also take `topology`: that is no check, but the notes on what could not be read of the
-machine.
+`--only` and `--skip` also take `topology`, which stands for the notes on what could not be read of the machine.
 
 | check | what it finds, and what that costs a job | read from |
 |---|---|---|"""
