@@ -22,7 +22,7 @@ test: $(READY)  ## run the tests, but for those of `make machines`; the few that
 	@echo "slow tests, in virtual machines, below real engines and of several hosts: make machines"
 
 machines: $(READY)  ## run the slow tests: in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, of whole jobs
-	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder -m "not alone" \
+	$(PYTEST) --numprocesses=4 --dist=loadgroup --no-loadscope-reorder -m "not alone" \
 		tests/engines tests/vm $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 check: lint types test machines  ## what CI runs
