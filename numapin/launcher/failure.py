@@ -57,7 +57,7 @@ _CAUGHT: Final = re.compile(r"\S+: Caught \S+ (?P<where>.+)\.")
 _ORIGINAL: Final = "Original "
 _DUMPED_FRAME: Final = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _NUMAPIN: Final = re.escape(__file__.rsplit("/", 2)[0])  # a user's folder may have this name, too
-LIBRARY: Final = re.compile(rf"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|^{_NUMAPIN}/|^<")
+LIBRARY: Final = re.compile(rf"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|^{_NUMAPIN}/|^<(?!stdin>)")
 """Finds paths of packages, of Python and of numapin."""
 
 

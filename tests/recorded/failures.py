@@ -110,6 +110,7 @@ ENDS: Final = {
     "an exit status": End((ended(exitcode=3),)),
     "frames of torch's @record are left out": End((ended(text="ValueError: x", trace=_CHAIN),)),
     "the script's line is above many of torch's": End((ended(text="E: x", trace=f"{_CALLS}{_TORCHS}E: x"),)),
+    "the script is on stdin": End((ended(text="E: x", trace=f"{_CALLS.replace('a.py', '<stdin>')}{_TORCHS}E: x"),)),
     "the script's line is long, and in a folder named like one of ours": End(
         (ended(text="E: x", trace=f"Traceback (most recent call last):\n{_IN_DATA}{_TORCHS}E: x"),)
     ),
