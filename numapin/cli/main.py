@@ -207,9 +207,10 @@ def _show(error: click.ClickException) -> None:
             names.append(word)
         path = " ".join(names)
     hint = f"{path} --help"
-    is_job = path == "numapin plan" and "extra argument" in message and "(help)" not in message
+    is_extra = message.startswith("Got unexpected extra argument") and not message.endswith("(help)")
+    is_job = path == "numapin plan" and is_extra
     if context and is_job and not any(context.params.get(name) for name in ("machine", "root", "as_json")):
-        hint = quote_all(["numapin", "run", "--dry-run", *sys.argv[2:]])
+        hint = quote_all(["numapin", "run", "--dry-run", *sys.argv[sys.argv.index("plan") + 1 :]])
     _say(message[:1].lower() + message[1:], hint)
 
 

@@ -56,8 +56,9 @@ _MEMBER: Final = re.compile(r" +\+-[+-]-+ (\d+|\.\.\.) -+")
 _CAUGHT: Final = re.compile(r"\S+: Caught \S+ (?P<where>.+)\.")
 _ORIGINAL: Final = "Original "
 _DUMPED_FRAME: Final = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)')
-LIBRARY: Final = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|/numapin/(data|steps)/|^<")
-"""Finds paths of packages, of Python and of our loader."""
+_NUMAPIN: Final = re.escape(__file__.rsplit("/", 2)[0])  # a user's folder may have this name, too
+LIBRARY: Final = re.compile(rf"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|^{_NUMAPIN}/|^<(?!stdin>)")
+"""Finds paths of packages, of Python and of numapin."""
 
 
 class RaisedException(NamedTuple):

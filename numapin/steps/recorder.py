@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from numapin.base.stderr import say
@@ -106,7 +106,8 @@ def attach(module: ModuleType) -> None:
         return
     try:
         # torch has no hooks there; a frame around __init__ would be where torch's warnings point
-        module._BaseDataLoaderIter.__new__ = _new_iterator
+        base = module._BaseDataLoaderIter
+        base.__new__ = staticmethod(partial(_new_iterator, base))
     except AttributeError as error:
         say(f"warning: batches are not counted: this version of torch has different internals: {error}")
 
@@ -148,12 +149,13 @@ def makes_optimizers() -> bool:
     return _Attached.makes_optimizers
 
 
-def _new_iterator(cls: Any, *_: object, **__: object) -> object:  # noqa: ANN401 - of any class
+def _new_iterator(base: Any, cls: Any, *arguments: object, **named: object) -> object:  # noqa: ANN401 - of any class
     """Time `next()` of the iterator's class: numapin's and torchdata's have their own, so the base's is not enough."""
     if cls not in _Attached.timed:
         _Attached.timed.add(cls)
         cls.__next__ = _recorded(cls.__next__)
-    return object.__new__(cls)
+    theirs: Any = super(base, cls).__new__  # a mixin's, or object's, which takes no arguments
+    return theirs(cls) if theirs is object.__new__ else theirs(cls, *arguments, **named)
 
 
 def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:

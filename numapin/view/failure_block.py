@@ -133,9 +133,10 @@ def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
     paths = [frame[0].removeprefix(_FILE).partition('",')[0] for frame in frames]
     kept = [number for number, path in enumerate(paths) if not path.endswith(_RECORD)]
     own = next((number for number in reversed(kept) if not LIBRARY.search(paths[number])), None)
-    while kept and sum(len(frames[number]) for number in kept) > min(num_lines, _LINES_OF_FRAMES):
-        del kept[1 if kept[0] == own and len(kept) > 1 else 0]
-    return [_frame(line) for number in kept for line in frames[number]]
+    most = min(num_lines, _LINES_OF_FRAMES)
+    while len(kept) > 1 and sum(len(frames[number]) for number in kept) > most:
+        del kept[1 if kept[0] == own else 0]
+    return [_frame(line) for number in kept for line in frames[number]][:most]
 
 
 def _frame(line: str) -> str:

@@ -53,6 +53,7 @@ _TORCHS = "".join(
     f'  File "/v/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line {n}, in f{n}\n    f{n}()\n'
     for n in range(9)
 )
+_IN_DATA = '  File "/ada/numapin/data/a.py", line 1, in a\n    a(\n' + 9 * "      b,\n"  # as Python 3.13 shows a call
 _CALL_B = '  File "b.py", line 2, in b\n    b()\nE: x'
 
 WORST: Final = {
@@ -109,6 +110,10 @@ ENDS: Final = {
     "an exit status": End((ended(exitcode=3),)),
     "frames of torch's @record are left out": End((ended(text="ValueError: x", trace=_CHAIN),)),
     "the script's line is above many of torch's": End((ended(text="E: x", trace=f"{_CALLS}{_TORCHS}E: x"),)),
+    "the script is on stdin": End((ended(text="E: x", trace=f"{_CALLS.replace('a.py', '<stdin>')}{_TORCHS}E: x"),)),
+    "the script's line is long, and in a folder named like one of ours": End(
+        (ended(text="E: x", trace=f"Traceback (most recent call last):\n{_IN_DATA}{_TORCHS}E: x"),)
+    ),
     "Python left out frames": End(
         (ended(text="E: x", trace=f"{_CALLS}  [Previous line repeated 996 more times]\n{_CALL_B}"),)
     ),

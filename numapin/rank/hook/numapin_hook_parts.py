@@ -157,8 +157,12 @@ def _publish_on_use(module: ModuleType) -> None:
     if base is None:
         return
 
-    def __new__(cls: type, *_: object, **__: object) -> object:  # noqa: N807 - replaces the method
-        base.__new__ = lambda cls, *_, **__: object.__new__(cls)
+    def as_before(cls: type, *arguments: object, **named: object) -> object:
+        theirs: Any = super(base, cls).__new__  # a mixin's, or object's, which takes no arguments
+        return theirs(cls) if theirs is object.__new__ else theirs(cls, *arguments, **named)
+
+    def __new__(cls: type, *arguments: object, **named: object) -> object:  # noqa: N807 - replaces the method
+        base.__new__ = staticmethod(as_before)
         was_there = "numapin" in sys.modules
         try:
             if not was_there:
@@ -170,9 +174,9 @@ def _publish_on_use(module: ModuleType) -> None:
             ours = [] if was_there else [name for name in sys.modules if name.partition(".")[0] == "numapin"]
             for name in ours:
                 del sys.modules[name]
-        return base.__new__(cls)
+        return base.__new__(cls, *arguments, **named)
 
-    base.__new__ = __new__
+    base.__new__ = staticmethod(__new__)
 
 
 def _count_steps(part: str, module: ModuleType) -> None:

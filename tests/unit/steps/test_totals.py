@@ -135,11 +135,15 @@ before = module._BaseDataLoaderIter.__init__
 recorder.attach(module)
 assert list(module.DataLoader(range(3), batch_size=None)) == [0, 1, 2]
 assert module._BaseDataLoaderIter.__init__ is before
+class OfTwo(module._SingleProcessDataLoaderIter, dict): pass  # only dict.__new__ can make it
+batches = OfTwo(module.DataLoader(range(3), batch_size=None))
+assert list(batches) == [0, 1, 2]
+assert type(batches.__new__(OfTwo)) is OfTwo
 """
 
 
-def test_warnings_of_torch_name_torchs_own_lines() -> None:
-    """The constructor of iterators, which warns with a stack level, stays torch's."""
+def test_iterators_are_made_as_without_the_recorder() -> None:
+    """The constructor, which warns with a stack level, stays torch's; an iterator's other base may have `__new__`."""
     subprocess.run([sys.executable, "-c", _CONSTRUCTED], timeout=100, check=True)
 
 
