@@ -36,6 +36,7 @@ from numapin.data.torch_names import (
     _SingleProcessDataLoaderIter,
 )
 from numapin.data.transform import Transform, move_and_transform
+from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,9 @@ class LaneIterator(_TorchsIterator):
     result_queue = ResultQueue
 
     _transform: Transform | None = None
+    is_cut_short = False
+    """Whether the loader was closed in the middle of this epoch."""
+
     _num_failed = 0
     """The batches of this epoch that were due and came as an error."""
 
@@ -131,6 +135,10 @@ class LaneIterator(_TorchsIterator):
             data: object = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
             self._path.publish()
+            if self.is_cut_short:
+                raise NumapinError(
+                    "the loader was closed in the middle of this epoch", "close it after its last batch"
+                ) from None
             raise
         self._lane.results.look_ahead()
         if self._transform is not None:

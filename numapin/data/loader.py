@@ -94,6 +94,7 @@ class OnPath:
         if not torch_names.why_off():  # else the workers end with the iterator
             iterator, self._iterator = self._iterator, None
             if iterator is not None and self.num_workers:
+                iterator.is_cut_short = bool(iterator._task_info)  # noqa: SLF001 - else the epoch would end too soon
                 iterator._shutdown_workers()  # noqa: SLF001 - torch has no public way
         self._numapin_path.close()
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from numapin.errors import NumapinError
 from tests.contract.datasets import Made, Raise, Rows, rows_with
 from tests.contract.seam import queues as channel
 from tests.data.loopback import num_open
@@ -202,6 +203,11 @@ def test_close(own_class: LoaderClass) -> None:
     loader.close()
     loader.close()
     assert not multiprocessing.active_children()
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(NumapinError, match="closed in the middle of this epoch"):
+        next(batches)
 
 
 def test_small_batches_that_are_kept_take_no_descriptors(own_class: LoaderClass) -> None:
