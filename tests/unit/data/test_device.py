@@ -324,6 +324,7 @@ def test_loops_over_the_same_loader(fake_cuda: FakeCuda) -> None:
         return max(counts)
 
     with loading(fake_cuda, Filled(NUM_FILLED * BATCH, 1 << 14), BATCH, prefetch_factor=4) as loader:
+        assert len(list(zip(loader, loader, strict=True))) == NUM_FILLED  # no copy begins while a new slot is pinned
         outer = iter(loader)
         for _ in range(3):
             assert most_ahead(outer, 10) == opening._AHEAD
