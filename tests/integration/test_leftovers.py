@@ -186,7 +186,7 @@ def test_the_guardian_of_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.M
                 try:
                     with run_folder.run_directory(environ) as folder, guarded(folder):
                         write_json(folder, "observed-0-0.json", {"restart": 0, "pid": rank.pid, "start": start})
-                        guardian_file.write_text(str(_guardian_of(os.getpid())))
+                        guardian_file.write_text(str(wait_until(lambda: _guardian_of(os.getpid()), limit_s=60)))
                         os.kill(os.getpid(), signal.SIGKILL)
                 finally:
                     os._exit(1)
