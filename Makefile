@@ -21,9 +21,9 @@ test: $(READY)  ## run the tests, but for those of `make machines`; the few that
 	$(PYTEST) --numprocesses=0 -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
 	@echo "slow tests, in virtual machines, below real engines and of several hosts: make machines"
 
-machines: $(READY)  ## run the slow tests: in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, of whole jobs
-	$(PYTEST) --numprocesses=4 --dist=loadgroup --no-loadscope-reorder -m "not alone" \
-		tests/engines tests/vm $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
+machines: $(READY)  ## run the slow tests: of whole jobs, below Slurm and Open MPI, in virtual machines (`make vm` unpacks them, once)
+	$(PYTEST) --numprocesses=4 --dist=loadgroup -m "slow and not alone" $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
+	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder -m "not alone" tests/engines tests/vm
 
 check: lint types test machines  ## what CI runs
 
