@@ -110,7 +110,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     candidates = list(known) if word.strip("-") else []
     begun = [name for name in candidates if name.startswith(word)]
-    bare = {name.lstrip("-"): name for name in candidates}  # hyphens are no likeness
+    bare = {name.lstrip("-"): name for name in candidates}  # else hyphens alone would make them alike
     close = [bare[name] for name in get_close_matches(word.lower().lstrip("-"), bare, n=1)]
     found = begun if 0 < len(begun) <= _MOST_BEGUN else close
     return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -297,7 +297,7 @@ class CompareReport:
 
     @property
     def steps_in_words(self) -> str:
-        """How much was measured, as in "8 runs of each variant, in turn; each measured 100 steps …"."""
+        """What was measured and how often: "8 runs of each variant, in turn; each measured 100 steps …"."""
         runs = [run for variant in self.measured for run in variant.runs]
         repeats = [variant.num_runs for variant in self.measured]
         are = "run" if max(repeats) == 1 else "runs"

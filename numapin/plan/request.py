@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -174,7 +175,8 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     for key in map(str.strip, text.split(",")):
         if not key:
             raise ValueError(f"{text!r} has an empty entry; write a list such as 0,2")
-        keys += map(str, sorted(CpuSet.parse(key))) if key[0].isdecimal() and "-" in key else [key]
+        is_range = re.fullmatch("[0-9]+-[0-9]+", key)  # a UUID may begin with a digit, too
+        keys += map(str, sorted(CpuSet.parse(key))) if is_range else [key]
     return tuple(keys)
 
 
