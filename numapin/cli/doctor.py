@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 
-def _refuse_machine(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
-    """Raise UsageError for --machine, which other commands have."""
-    if value is not None:
-        raise UsageError(
-            f"--machine {value}: a machine file does not have the settings that doctor examines",
-            "doctor examines this host, or a capture: --root DIR",
-        )
-
-
 class _Expected(MachinePath):
     """Counts such as gpus=8, the word idle, or a machine file."""
 
@@ -52,10 +43,7 @@ class _Expected(MachinePath):
             self.fail(str(error), param, ctx)
 
 
-_NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False, callback=_refuse_machine)
-
-
-@click.command(params=[MACHINE[0], GPU_NODES, _NO_MACHINE])
+@click.command(params=[MACHINE[0], GPU_NODES])
 @click.option(
     "--only", type=Parsed("CHECK,...", parse_names, words=NAMES, many=True), help="Make these checks only, e.g. nodes."
 )
