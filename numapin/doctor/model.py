@@ -50,10 +50,9 @@ _NAMED: Final[Mapping[str, Callable[[Topology], set[str]]]] = {
     "ports": lambda topology: {name for name, nic in rdma_adapters(topology).items() if nic.is_up},
 }
 """The names of the things counted, so that a message can name the missing ones."""
-_FILE_TOLERANCE: Final = 0.02
-_NUMBER_TOLERANCE: Final = 0.03
-"""The share by which memory may differ from a machine file, and from a number. Firmware and crash kernels reserve
-varying parts of it, and the kernel's page structures take 1.6 % of a nominal size. One module of 32 is 3.1 %."""
+_TOLERANCE: Final = 0.03
+"""The share by which memory may differ. Firmware and crash kernels reserve varying parts of it, and the kernel's page
+structures take 1.6 % of a nominal size. One module of 32 is 3.1 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +158,7 @@ def compare(
             seen = host.live.nvml.driver if host.live else None
             is_same = f"{seen}.".startswith(f"{wanted}.")  # 580 is any 580
         elif name == "memory":
-            tolerance = _FILE_TOLERANCE if like is not None and wanted == like.memory_bytes else _NUMBER_TOLERANCE
-            is_same = seen is not None and abs(int(seen) - int(wanted)) <= tolerance * int(wanted)
+            is_same = seen is not None and abs(int(seen) - int(wanted)) <= _TOLERANCE * int(wanted)
         else:
             is_same = seen == wanted
         if is_same:
