@@ -4,9 +4,9 @@
 
     check.py     what a check takes and returns, and the list of all checks
     machine.py   checks of nodes, cpusets, memory, kernel settings and PCIe
-    network.py   checks of the NICs near GPUs, and of the variables that choose NICs
+    network.py   checks of the NICs near GPUs
     nvidia.py    checks of NVIDIA GPUs' memory, clocks and processes, and of the driver's errors in the kernel log
-    software.py  checks of the driver, NCCL, libraries and environment variables
-    live.py      facts of the running machine: system calls, NVML, the environment -> Live
+    software.py  checks of the driver, NCCL and libraries
+    live.py      facts of the running machine: system calls, NVML, packages -> Live
     model.py     all checks run once, and the report (schema numapin.doctor/1)
 """

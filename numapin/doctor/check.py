@@ -85,7 +85,6 @@ class KernelLog(NamedTuple):
 class Live:
     """Facts that only the running machine has."""
 
-    environ: Mapping[str, str]  # that ranks would inherit
     refused: Mapping[str, str | None] | None  # each policy call with the kernel's error, if any; None without libnuma
     nvml: NvmlReadings
     libnuma: str | None  # why libnuma cannot be used; None if it can

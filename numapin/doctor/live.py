@@ -74,7 +74,6 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: b
         time.sleep(_LOOK_EVERY_S)
         nvml = read_nvml(with_health=True)
     return Live(
-        environ=environ,
         refused=refused,
         nvml=nvml,
         gpu_users=gpu_users(nvml),

@@ -1,30 +1,25 @@
-"""Checks of the NICs near GPUs, and of the variables that choose NICs.
+"""Checks of the NICs near GPUs.
 
-Sources: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_IB_HCA),
-https://docs.nvidia.com/nvshmem/api/gen/env.html, and src/ucp/core/ucp_context.c of UCX; of ports, the
-kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+Sources: src/ucp/core/ucp_context.c of UCX; of ports, the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import counted, listed, not_none
-from numapin.doctor.check import Host, Live, Result, check, joined, live_check, note, ok, unknown, warning
+from numapin.doctor.check import Host, Result, check, joined, note, ok, unknown, warning
 from numapin.topology.nics import nearest_by_link, rdma_adapters
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
-_NIC_VARIABLES: Final = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
 _INFINIBAND: Final = "sys/class/infiniband"
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9])?) Gb/sec \(([0-9]{1,2})X", re.ASCII)
-_MOST_CHARS: Final = 60  # of a name
 _MOST_NAMES: Final = 16  # in a message
 _NO_RDMA: Final = "no RDMA NIC (InfiniBand, RoCE) was found"
 _NO_VERBS: Final = "no NIC has a verbs device: those of Slingshot have none"
@@ -177,37 +172,3 @@ def ports(host: Host) -> Result:
     speeds = f" at {' and '.join(rates)} Gbit/s" if rates else ", rate unknown"
     spare = f"; {joined(remarks, most=_MOST_NAMES)}" if remarks else ""
     return ok(f"{counted(len(active), 'active port')}{speeds}{spare}")
-
-
-@live_check(
-    "nic-names",
-    where="NCCL_IB_HCA, UCX_NET_DEVICES, NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING in the environment",
-    why="A name that no NIC has is ignored, so that traffic goes through fewer NICs, or over TCP.",
-)
-def names(live: Live, host: Host) -> Result:
-    """Find variables that name NICs that this machine does not have."""
-    nics = _verbs_names(host.topology)
-    faults = []
-    for variable in _NIC_VARIABLES:
-        patterns = _named(variable, live.environ.get(variable, ""))
-        wrong = [word[:_MOST_CHARS] for word in patterns if not any(fnmatchcase(nic, word) for nic in nics)]
-        if wrong:
-            faults.append(f"{variable} names {', '.join(wrong[:_MOST_NAMES])}, which no NIC here has")
-    if faults:
-        existing = ", ".join(nics) or (_NO_VERBS if rdma_adapters(host.topology) else _NO_RDMA)
-        remedy = f"name NICs that exist ({existing}), or unset the variable; see: numapin topo"
-        return warning("; ".join(faults), remedy=remedy)
-    is_set = any(name in live.environ for name in _NIC_VARIABLES)
-    return ok("every name is that of a NIC" if is_set else "none of these variables is set")
-
-
-def _named(variable: str, text: str) -> list[str]:
-    """Return patterns for the NICs that a variable's text names; none if it is a list of those not to use."""
-    is_exact = variable != "NCCL_IB_HCA" or text.startswith("=")  # NCCL takes a name without "=" for its beginning
-    text = text.removeprefix("=") if variable == "NCCL_IB_HCA" else text
-    if text.startswith("^"):
-        return []
-    # Each entry is DEVICE:PORT. UCX's network interfaces have no port.
-    entries = [entry for entry in text.split(",") if entry and (":" in entry or variable != "UCX_NET_DEVICES")]
-    devices = [entry.partition(":")[0] for entry in entries]
-    return devices if is_exact else [f"{device}*" for device in devices]

@@ -1,4 +1,4 @@
-"""Checks of the driver, NCCL, libraries and environment variables."""
+"""Checks of the driver, NCCL and libraries."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from numapin.doctor.check import Live, Result, error, live_check, note, ok, unkn
 from numapin.system.libraries import (
     FORKS_ISSUE,
     FORKS_MENDED,
-    NCCL_IGNORE,
     NCCL_MENDED,
-    binding_variables,
     forks_may_hang,
-    ignores_affinity,
     narrows,
 )
 
@@ -163,7 +160,7 @@ def nccl(live: Live, _host: Host) -> Result:
     if not live.nccl:
         return unknown("no package nvidia-nccl-cu* and no libnccl.so.2 is installed")
     what = ", ".join(map(" ".join, live.nccl.items()))
-    affected = _narrowing(live)
+    affected = [name for name, version in live.nccl.items() if narrows(version)]
     if affected:
         upgrade = f"pip install --upgrade '{affected[0]}>={NCCL_MENDED}' (pip warns if torch requires another version)"
         remedy = f"install libnccl2 {NCCL_MENDED} or newer" if affected[0].startswith("/") else upgrade
@@ -171,41 +168,3 @@ def nccl(live: Live, _host: Host) -> Result:
     if None in map(narrows, live.nccl.values()):
         return unknown(f"{what}: not a version of NCCL")
     return ok(f"{what}: restores the caller's CPU affinity, so it binds no rank")
-
-
-def _narrowing(live: Live) -> list[str]:
-    """Return the packages or libraries that do not restore the caller's affinity."""
-    return [name for name, version in live.nccl.items() if narrows(version)]
-
-
-@live_check(
-    "nccl-affinity",
-    where="NCCL_IGNORE_CPU_AFFINITY in the environment",
-    why="With this variable, NCCL's threads use all CPUs of the GPU's node, including those of other ranks. With NCCL "
-    "2.29.2 to 2.29.7, so do the rank's main thread and all threads that it starts later.",
-)
-def nccl_affinity(live: Live, _host: Host) -> Result:
-    """Find the variable that makes NCCL leave the CPUs of its rank."""
-    value = live.environ.get(NCCL_IGNORE)
-    if value is None:
-        return ok(f"{NCCL_IGNORE} not set")
-    if not ignores_affinity(live.environ):
-        return ok(f"set to {value!r}")
-    threads = "all threads of a rank" if _narrowing(live) else "NCCL's threads"
-    what = f"{NCCL_IGNORE}={value}: {threads} leave the rank's CPUs"
-    return warning(what, remedy=f"unset {NCCL_IGNORE}")
-
-
-@live_check(
-    "openmp-affinity",
-    where="OMP_PROC_BIND, OMP_PLACES, KMP_AFFINITY, GOMP_CPU_AFFINITY in the environment",
-    why="With these variables, OpenMP binds the main thread to one place when torch is imported. DataLoader workers "
-    "inherit that place, and ranks that share a node get the same CPUs.",
-)
-def openmp(live: Live, _host: Host) -> Result:
-    """Find variables that make OpenMP bind threads."""
-    binding = binding_variables(live.environ)
-    if not binding:
-        return ok("no variable binds threads")
-    what = ", ".join(f"{name}={value}" for name, value in binding.items())
-    return warning(what, remedy=f"unset {' '.join(binding)}")

@@ -180,7 +180,6 @@ _NO_LIBNUMA = {"libnuma": "libnuma could not be loaded: gone", "refused": None}
 _NO_MBIND = {"refused": {**dict.fromkeys(CALLS), "mbind": "EPERM"}}
 _GVISOR = {"refused": {**dict.fromkeys(CALLS), "set_mempolicy": "accepted, but not kept"}}
 _NO_MOVE_PAGES = {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}}
-_IGNORING = {"NCCL_IGNORE_CPU_AFFINITY": "1"}
 
 
 def _answered(check: str, *answers: Mapping[str, Any]) -> list[Case]:
@@ -221,20 +220,6 @@ LIVE = (
     *_answered("nccl", {"nccl": {"nvidia-nccl-cu12": "2.28.9", "nvidia-nccl-cu13": "2.29.7"}}),
     *_answered("nccl", {"nccl": {"nvidia-nccl-cu12": "2.30.3.post1"}}, {"nccl": {"nvidia-nccl-cu12": "unknown"}}),
     *_answered("nccl", {"nccl": {"/usr/lib64/libnccl.so.2.29.7": "2.29.7"}}, {"nccl": {"/libnccl.so.2": "unknown"}}),
-    *_answered("nccl-affinity", {}, {"environ": _IGNORING}, {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "0"}}),
-    *_answered("nccl-affinity", {"environ": _IGNORING, "nccl": {"nvidia-nccl-cu12": "2.29.3"}}),
-    *_answered("nic-names", {}, {"environ": {"NCCL_IB_HCA": "mlx5"}}),
-    *_answered(
-        "openmp-affinity",
-        *(
-            {"environ": dict(word.split("=", 1) for word in line.split())}
-            for line in (
-                *("OMP_NUM_THREADS=8", "OMP_PROC_BIND=close OMP_PLACES=cores", "OMP_PROC_BIND=FALSE OMP_PLACES=cores"),
-                *("KMP_AFFINITY=granularity=fine,compact", "KMP_AFFINITY=disabled", "GOMP_CPU_AFFINITY=0-3"),
-                "GOMP_CPU_AFFINITY=",
-            )
-        ),
-    ),
 )
 
 
@@ -277,15 +262,8 @@ _ONE_FAR = tuple(replace(nic, node=0) if nic.name in ("mlx5_0", "ib0") else nic 
 _SLINGSHOT = tuple(Nic(name=f"cxi{number}", node=number, kind=NicKind.SLINGSHOT) for number in range(2))
 _TWO_SOCKETS = replace(grid(packages=2, nodes=1, gpus=[0, 1]), nics=_SLINGSHOT)
 _TWO_NAMES = tuple(Nic(name=name, pci="0000:20:00.0", node=0, kind=NicKind.INFINIBAND) for name in ("mlx5_0", "ib0"))
-_NAMES = {
-    "NCCL_IB_HCA": ("mlx5", "=mlx5_0:1,mlx5_3:1", "=mlx5_1,mlx5_9:1", "=mlx5", "bnxt", "^mlx5_9", "^=mlx5_9"),
-    "UCX_NET_DEVICES": ("all", "mlx5_0:1,eth0", "mlx5_4:1,mlx5_0:1", "^mlx5_9:1", "mlx5_*:1"),
-    "NVSHMEM_HCA_LIST": ("mlx5_0:1,mlx5_7:1",),
-    "NVSHMEM_HCA_PE_MAPPING": ("mlx5_0:1:2,mlx4_0:1:2", ""),
-}
 _BOTH_NEAR = tuple(Link(a=f"gpu{n}", b=nic.name, kind="PIX") for n in range(2) for nic in _TWO_NAMES)
 _UNKNOWN_NODES = tuple(replace(each, node=None, node_source=None) for each in _FAR.gpus)
-_FOUR_NICS = golden("2pkg-2node-8gpu-4nic")
 NICS = (
     *(
         _on(golden(name), check, name)
@@ -302,13 +280,6 @@ NICS = (
     _on(replace(grid(packages=2, nodes=1, gpus=[0]), nics=_SLINGSHOT), "nic-package", "Slingshot, one far"),
     _on(replace(_FAR, nics=_ONE_FAR), "nic-package", "one far NIC"),
     _on(replace(_FAR, gpus=_UNKNOWN_NODES), "nic-package", "GPUs of unknown node"),
-    _on(_TWO_SOCKETS, "nic-names", "Slingshot", environ={"NCCL_IB_HCA": "=cxi0"}),
-    _on(_FOUR_NICS, "nic-names", "no such NIC", environ={"NVSHMEM_HCA_LIST": "mlx5_9:1"}),
-    *(
-        _on(_FOUR_NICS, "nic-names", f"{variable}={value}", environ={variable: value})
-        for variable, values in _NAMES.items()
-        for value in values
-    ),
 )
 
 _SOUND = GpuHealth(

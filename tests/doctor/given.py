@@ -15,7 +15,6 @@ CALLS = ("get_mempolicy", "set_mempolicy", "mbind", "move_pages")
 
 def live(**changes: Any) -> Live:
     sound: dict[str, Any] = {
-        "environ": {},
         "refused": dict.fromkeys(CALLS),
         "nvml": NvmlReadings(gpus=(), driver="580.159.04"),
         "libnuma": None,

@@ -94,9 +94,9 @@ def _tree(root: Path) -> None:
     """Make a rank with workers that are known by torch's name or by a slot, one that has ended, and a grandchild."""
     _add(root, 10)
     _add(root, 11, 10, name="pt_data_worker", maps="")  # it has let go of its memory
-    _add(root, 12, 10, name="pt_data_worker:", maps="7ffc00000000 default stack\n")
+    _add(root, 12, 10, name="pt_data_worker:", maps=STACK_ONLY)
     _add(root, 13, 10)
-    _add(root, 14, 13, name="bash", maps="7ffc00000000 default stack\n")
+    _add(root, 14, 13, name="bash", maps=STACK_ONLY)
     _add(root, 20)
 
 
@@ -134,6 +134,7 @@ CPUSET: Final = {
     "proc/10/cgroup": "0::/job\n",
     "sys/fs/cgroup/job/cpuset.cpus.effective": "0-1\n",
 }
+STACK_ONLY: Final = "7ffc00000000 default stack\n"
 ENVIRON: Final = "SECRET=x\0OMP_PROC_BIND=close\0broken\0OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0"
 CASES: Final[dict[str, Callable[[Path], object]]] = {
     "memory of every kind is counted in bytes for each policy, whatever the paths": partial(
@@ -153,6 +154,13 @@ CASES: Final[dict[str, Callable[[Path], object]]] = {
     "the rank comes first; workers are known by their name or a slot; grandchildren belong to it": _tree,
     "CPUs that are not online do not count; texts lose control characters": partial(
         _add, pid=10, cpus="0-127", name="a) R 1 (\x1b[31m", environ=ENVIRON
+    ),
+    "OpenMP binds threads by these variables": partial(
+        _add, pid=10, maps=STACK_ONLY, environ="KMP_AFFINITY=granularity=fine,compact\0GOMP_CPU_AFFINITY=0-3\0"
+    ),
+    "not by these": partial(_add, pid=10, maps=STACK_ONLY, environ="KMP_AFFINITY=disabled\0GOMP_CPU_AFFINITY=\0"),
+    "nor by any without binding": partial(
+        _add, pid=10, maps=STACK_ONLY, environ="OMP_PROC_BIND=FALSE\0OMP_PLACES=cores\0GOMP_CPU_AFFINITY=0-3\0"
     ),
     "a missing process is a rank that is gone": lambda _: None,
     "so is a zombie": partial(_add, pid=10, state="Z"),
