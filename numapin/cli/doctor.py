@@ -50,7 +50,7 @@ class _Expected(MachinePath):
 @click.option(
     "--skip",
     type=Parsed("CHECK,...", parse_names, words=NAMES, many=True),
-    help="Leave these checks out, e.g. smt,swap.",
+    help="Leave these checks out, e.g. kernel,swap.",
 )
 @click.option(
     "--expect",

@@ -88,7 +88,6 @@ class Live:
     refused: Mapping[str, str | None] | None  # each policy call with the kernel's error, if any; None without libnuma
     nvml: NvmlReadings
     libnuma: str | None  # why libnuma cannot be used; None if it can
-    streaming_stores: bool | None  # whether libstores.so is installed; None on machines that it does not support
     torch: str | None  # the version of the installed torch
     torch_off: str  # why numapin's data path is off with this torch; "": it is on
     strays: tuple[str, ...]  # packages that py-libnuma has put into site-packages, other than its own

@@ -79,7 +79,6 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, must_be_idle: b
         gpu_users=gpu_users(nvml),
         kernel_log=read_kernel_log(),
         libnuma=libnuma,
-        streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         torch=torch,
         torch_off=torch_off,
         strays=_strays(),

@@ -418,21 +418,6 @@ def governor(host: Host) -> Result:
 
 
 @check(
-    "smt",
-    where="/sys/devices/system/cpu/smt/control, thread_siblings_list",
-    why="The CPUs of a core share its execution units: a worker on one of them slows the rank's own thread.",
-)
-def smt(host: Host) -> Result:
-    """Find cores with several CPUs."""
-    num_cpus = max((len(core.cpus) for core in host.topology.cores), default=1)
-    word = host.word(f"{_CPU}/smt/control")
-    control = f" (control: {word})" if word else ""
-    if num_cpus > 1:
-        return note(f"{num_cpus} CPUs per core{control}", remedy="numapin run --no-smt … (uses one CPU per core)")
-    return ok(f"one CPU per core{control}")
-
-
-@check(
     "kernel",
     where="/proc/sys/kernel/osrelease",
     why="numapin uses features of newer kernels to place pages exactly and to end the workers of a killed rank.",

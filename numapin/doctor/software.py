@@ -84,24 +84,6 @@ def libnuma(live: Live, _host: Host) -> Result:
 
 
 @live_check(
-    "streaming-stores",
-    where="dlopen libstores.so in the numapin package",
-    why="With libstores.so, large batches for a GPU bypass the CPU caches, which saves a third of the memory traffic.",
-)
-def streaming_stores(live: Live, _host: Host) -> Result:
-    """Find a numapin that was installed without a C compiler."""
-    if live.streaming_stores is None:
-        return ok("not available: for x86-64 and aarch64 only")
-    if live.streaming_stores:
-        return ok("libstores.so is installed")
-    remedy = (
-        "sudo apt-get install gcc libc6-dev, then, in numapin's source folder: "
-        "pip install --force-reinstall --no-deps ."
-    )
-    return note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
-
-
-@live_check(
     "python",
     where="sys.version_info",
     why=f"Before Python {FORKS_MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "

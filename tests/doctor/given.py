@@ -18,7 +18,6 @@ def live(**changes: Any) -> Live:
         "refused": dict.fromkeys(CALLS),
         "nvml": NvmlReadings(gpus=(), driver="580.159.04"),
         "libnuma": None,
-        "streaming_stores": True,
         "torch": "2.13.0",
         "torch_off": "",
         "strays": (),

@@ -228,7 +228,7 @@ def test_doctor(screens: Screens, tmp_path: Path) -> None:
     machine(screens.folder, "4node-cpuset-3gpu")
     shown = (
         "",
-        "--only nodes,smt --fail-on note",
+        "--only nodes,pcie-link --fail-on note",
         "--skip cpuset --expect example:dgx-a100",
         f"--only nodes --expect {HAS}",
     )

@@ -155,7 +155,7 @@ def test_models_are_compared_by_gpu() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (("--only", "smt", "--skip", "smt,swap"), "--skip leaves out each check of --only"),
+        (("--only", "swap", "--skip", "kernel,swap"), "--skip leaves out each check of --only"),
         (("--expect", ""), "is empty; give a machine file, or counts such as gpus=8,nodes=2"),
         (("--expect", "cpus=1,cpus=2"), "cpus is there twice"),
         (("--expect", "idle"), "--expect idle needs the running machine"),
