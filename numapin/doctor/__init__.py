@@ -4,7 +4,7 @@
 
     check.py     what a check takes and returns, and the list of all checks
     machine.py   checks of nodes, cpusets, memory, kernel settings and PCIe
-    network.py   checks of the NICs near GPUs
+    network.py   checks of NICs
     nvidia.py    checks of NVIDIA GPUs' memory, clocks and processes, and of the driver's errors in the kernel log
     software.py  checks of the driver, NCCL and libraries
     live.py      facts of the running machine: system calls, NVML, packages -> Live

@@ -27,7 +27,6 @@ from numapin.doctor.check import (
     unknown,
     warning,
 )
-from numapin.system.cgroup import memory_cgroups
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.model import NodeSource, Pcie
 from numapin.topology.nics import NicKind
@@ -47,10 +46,6 @@ _MEMLOCK_REMEDY: Final = "ulimit -l unlimited (docker run --ulimit memlock=-1 â€
 _CAP_IPC_LOCK: Final = 1 << 14
 _CAP_SYS_NICE: Final = 1 << 23
 _SMALL_SHM_BYTES: Final = 1 << 30  # Docker's default is 64 MiB; two workers hold that much in a few batches of images
-_TOLERANCE: Final = 0.05
-"""Linux counts the same pages in the nodes and in /proc/meminfo, so they agree exactly on a physical machine. But they
-are read one after the other, and in a virtual machine a balloon may move pages in between. Limits of cgroups are
-usually round numbers somewhat below the memory of the host."""
 _LITTLE_FREE: Final = 0.05
 _MUCH_SWAP: Final = 0.01
 _PASSES_THROUGH: Final = frozenset({"iommu=pt", "iommu.passthrough=1", "iommu=off", "intel_iommu=off", "amd_iommu=off"})
@@ -165,47 +160,6 @@ def cpuset(host: Host) -> Result:
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
-
-
-@check(
-    "host-memory",
-    where="MemTotal in /proc/meminfo and /sys/devices/system/node/node*/meminfo, memory.max of the cgroups",
-    why="Jobs and loaders are sized by one of these. If another one is smaller, the kernel may kill a rank while "
-    "the first still shows free memory.",
-)
-def host_memory(host: Host) -> Result:
-    """Find sizes of the host's memory that disagree: its nodes, /proc/meminfo, and the cgroup's limit."""
-    topology = host.topology
-    whole, of_nodes = topology.memory_bytes, [node.memory_bytes for node in topology.nodes]
-    if whole is None:
-        return unknown("/proc/meminfo does not show it")
-    limits = (host.tree.number(f"{directory}/{files.limit}") for directory, files in memory_cgroups(host.tree))
-    limit = min((number for number in limits if number is not None), default=None)  # "max" is no number
-    in_nodes = None if None in of_nodes else sum(filter(None, of_nodes))
-
-    def differ(a: int, b: int) -> bool:
-        return abs(a - b) > _TOLERANCE * max(a, b)
-
-    differing, remedies = [], []
-    if in_nodes is not None and differ(in_nodes, whole):
-        cause = (
-            "a hypervisor may give and take memory while the machine runs (ballooning), or a container replaces one of "
-            "them"
-        )
-        if limit is not None and not differ(limit, whole):
-            cause = "/proc/meminfo shows the limit of this container"
-        sums = f"the nodes have {render_size(in_nodes)} together, but /proc/meminfo says {render_size(whole)}"
-        differing.append(f"{sums}: {cause}")
-        remedies.append("compare twice, because a balloon changes size: numactl -H; grep MemTotal /proc/meminfo")
-    if limit is not None and limit < whole * (1 - _TOLERANCE):
-        differing.append(f"a cgroup limits this process to {render_size(limit)} of {render_size(whole)}")
-        remedies.append(
-            "size jobs by the limit, or raise it (docker run --memory â€¦; srun --mem=0; systemd: MemoryMax=)"
-        )
-    if differing:
-        return note("; ".join(differing), remedy="; ".join(remedies))
-    sources = "the nodes and /proc/meminfo agree" if in_nodes else "/proc/meminfo"
-    return ok(f"{render_size(whole)} ({sources}; no lower limit of a cgroup)")
 
 
 @check(

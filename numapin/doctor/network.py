@@ -1,94 +1,18 @@
-"""Checks of the NICs near GPUs.
-
-Sources: src/ucp/core/ucp_context.c of UCX; of ports, the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
-"""
+"""Checks of NICs. Source: the kernel's Documentation/ABI/stable/sysfs-class-infiniband."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
-from numapin.base.text import counted, listed, not_none
+from numapin.base.text import counted, not_none
 from numapin.doctor.check import Host, Result, check, joined, note, ok, unknown, warning
-from numapin.topology.nics import nearest_by_link, rdma_adapters
-
-if TYPE_CHECKING:
-    from numapin.topology.model import Topology
+from numapin.topology.nics import rdma_adapters
 
 _INFINIBAND: Final = "sys/class/infiniband"
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9])?) Gb/sec \(([0-9]{1,2})X", re.ASCII)
 _MOST_NAMES: Final = 16  # in a message
-_NO_RDMA: Final = "no RDMA NIC (InfiniBand, RoCE) was found"
-_NO_VERBS: Final = "no NIC has a verbs device: those of Slingshot have none"
-
-
-@check(
-    "nic-sharing",
-    where="the links of: numapin topo --format matrix",
-    why="UCX and NVSHMEM choose a NIC in each process alone, by distance. GPUs that are equally near to several NICs "
-    "may all take the first of them and share its bandwidth. NCCL balances NICs itself.",
-)
-def sharing(host: Host) -> Result:
-    """Find GPUs that would share a NIC while another one, equally near by its link, is idle."""
-    near = nearest_by_link(host.topology)
-    if not host.topology.gpus:
-        return ok("no GPU")
-    if not rdma_adapters(host.topology):
-        return ok(_NO_RDMA)
-    if not _verbs_names(host.topology):
-        return ok(_NO_VERBS)
-    if not near:
-        return unknown("the links between GPUs and NICs are unknown")
-    gpus_of: dict[str, list[int]] = {}  # by the NIC that each takes, the first near one
-    for gpu, nics in sorted(near.items()):
-        gpus_of.setdefault(nics[0], []).append(gpu)
-    shared = []
-    for nic, gpus in gpus_of.items():
-        idle = dict.fromkeys(name for gpu in gpus for name in near[gpu] if name not in gpus_of)
-        if len(gpus) > 1 and idle:
-            unused = f"{', '.join(idle)} {'is' if len(idle) == 1 else 'are'} idle"
-            shared.append(f"gpu{cpu_set.render(gpus)} share {nic} if each takes the first near one, while {unused}")
-    if shared:
-        return note("; ".join(shared), remedy="numapin run --nic-env ucx,nvshmem … (deals the NICs out)")
-    return ok("no two GPUs share a NIC while another one is as near and idle")
-
-
-def _verbs_names(topology: Topology) -> list[str]:
-    """Return the names of the NICs that verbs libraries can use, and their variables can name."""
-    return [name for name, nic in rdma_adapters(topology).items() if nic.verbs_name is not None]
-
-
-@check(
-    "nic-package",
-    where="/sys/bus/pci/devices/*/numa_node",
-    why="Traffic between such a NIC and a GPU crosses the link between the sockets, which memory traffic needs, too.",
-)
-def package(host: Host) -> Result:
-    """Find NICs on a package that has no GPU."""
-    nics, gpus = rdma_adapters(host.topology), host.topology.gpus
-    package_of: dict[int | None, int | None] = {node.id: node.package for node in host.topology.nodes}
-    homes = CpuSet(not_none(package_of.get(gpu.node) for gpu in gpus))
-    if not gpus:
-        return ok("no GPU")
-    if not nics:
-        return ok(_NO_RDMA)
-    if not homes:
-        return unknown("the sockets of the GPUs are unknown")
-    far = [name for name, nic in nics.items() if package_of.get(nic.node) not in (None, *homes)]
-    if not far:
-        return ok("no NIC is known to be on a socket without a GPU")
-    there = f"all GPUs are on {listed('socket', homes)}"
-    remedy = f"move the card to a slot of {listed('socket', homes)}"
-    if len(far) == len(nics):
-        return warning(f"{there}, and all NICs on another one: {', '.join(far)}", remedy=remedy)
-    verbs = [name for name in far if nics[name].verbs_name is not None]
-    if verbs:
-        keep_off = f"keep GPU traffic off it on all ranks alike: export NCCL_IB_HCA=^={','.join(verbs)}"
-        remedy = f"{keep_off}; or {remedy}"
-    return note(f"{there}; on another one: {', '.join(far)}", remedy=remedy)
 
 
 class _Port(NamedTuple):
@@ -135,8 +59,10 @@ def ports(host: Host) -> Result:
                 )
             )
     if not found and not unread:
-        names = _verbs_names(host.topology)
-        return unknown(f"the ports of {', '.join(names)} are not shown") if names else ok(_NO_RDMA)
+        names = [name for name, nic in rdma_adapters(host.topology).items() if nic.verbs_name is not None]
+        if names:
+            return unknown(f"the ports of {', '.join(names)} are not shown")
+        return ok("no RDMA NIC (InfiniBand, RoCE) was found")
     active = [port for port in found if port.state == "ACTIVE"]
     siblings: defaultdict[tuple[str | None, str | None], list[_Port]] = defaultdict(list)
     for port in active:

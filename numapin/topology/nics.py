@@ -239,18 +239,6 @@ def nearest_nics(topology: "Topology") -> dict[int, NearestNics]:
     return nearest
 
 
-def nearest_by_link(topology: "Topology") -> dict[int, tuple[str, ...]]:
-    """Return the verbs NICs with the nearest link to each GPU, in natural order: what a process alone can know."""
-    nics = rdma_adapters(topology).items()
-    up = {name: nic for name, nic in nics if nic.verbs_name is not None and nic.is_up is not False}
-    nearest: dict[int, tuple[str, ...]] = {}
-    for index, places in _link_places(topology, up).items():
-        best = min(places.values(), default=_UNKNOWN)
-        if best < _UNKNOWN:
-            nearest[index] = tuple(name for name, place in places.items() if place == best)
-    return nearest
-
-
 def _link_places(topology: "Topology", nics: Mapping[str, Adapter]) -> dict[int, dict[str, int]]:
     """Return the place in `_NEAREST_FIRST` of the link between each GPU and NIC, by the GPU's index and the NIC's name.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numapin import Link, Nic, Topology
+from numapin import Topology
 from tests.doctor.given import CALLS, examined, live, machine, put
 from tests.doctor.seam import (
     CpuSet,
@@ -19,14 +17,12 @@ from tests.doctor.seam import (
     GpuUser,
     GpuVendor,
     KernelLog,
-    NicKind,
     NodeSource,
     NvmlReading,
     NvmlReadings,
     Xid,
 )
 from tests.machines.grids import gpu, grid
-from tests.machines.roots import HERE
 
 GPU = "sys/bus/pci/devices/0000:10:00.0"
 PORT = f"{GPU}/.."
@@ -38,12 +34,6 @@ LOW = {"proc/self/limits": LIMITS.format("65536")}
 _STATUS = "Cpus_allowed_list:\t{}\nMems_allowed_list:\t{}\n"
 _SWAP = "MemTotal: 1000000 kB\nSwapTotal: 500000 kB\nSwapFree: {} kB\n"
 _IOMMU = {"sys/class/iommu/dmar0/name": ""}
-_CGROUP = {
-    "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0",
-    "proc/self/cgroup": "0::/job",
-    "sys/fs/cgroup/job/memory.max": str(64 << 30),
-}
-_LIMITED = {"proc/meminfo": "MemTotal: 134217728 kB", **_CGROUP}
 _NARROW_SLOT = {
     f"{GPU}/current_link_width": "8",
     f"{PORT}/max_link_width": "8",
@@ -72,11 +62,6 @@ class Case(NamedTuple):
     must_be_idle: bool = False
 
 
-@cache
-def golden(name: str) -> Topology:
-    return Topology.from_json(json.dumps(json.loads((HERE / "golden" / f"{name}.json").read_text())["topology"]))
-
-
 def finding_of(case: Case, folder: Path) -> DoctorFinding:
     root, topology = folder, None
     if isinstance(case.machine, str):
@@ -103,12 +88,6 @@ FILES = (
     Case("cpuset", "no memory of a node", {"proc/self/status": _STATUS.format("0-15", "1")}),
     Case("cpuset", "some CPUs", {"proc/self/status": _STATUS.format("0-3", "0-1")}),
     Case("cpuset", "several cgroups", {"proc/self/cgroup": _LIMITING}, machine="4node-cpuset-3gpu"),
-    Case("host-memory", "not shown"),
-    Case("host-memory", "nodes agree", {"proc/meminfo": "MemTotal: 130023424 kB"}),
-    Case("host-memory", "nodes disagree", {"proc/meminfo": "MemTotal: 1073741824 kB"}),
-    Case("host-memory", "a lower limit", _LIMITED),
-    Case("host-memory", "a container's meminfo", {"proc/meminfo": f"MemTotal: {64 << 20} kB", **_CGROUP}),
-    Case("host-memory", "a limit beyond the memory", {**_LIMITED, "sys/fs/cgroup/job/memory.max": str(1 << 62)}),
     Case("node-memory", "enough"),
     Case("node-memory", "a full node", {f"{NODE1}/meminfo": "Node 1 MemTotal: 1000000 kB\nNode 1 MemFree: 10000 kB\n"}),
     Case("node-memory", "not shown", machine=grid()),
@@ -252,31 +231,6 @@ MADE = (
     _on(_TWO_PACKAGES, "nodes", "two packages, one node"),
     _on(_ONE_NODE, "nodes", "one node"),
     _on(_NOTED, "topology", "a note beside NVML's, which the driver's finding has", nvml=_NO_DRIVER),
-)
-
-_FAR = golden("2pkg-2node-4gpu-2nic-far")
-_ONE_FAR = tuple(replace(nic, node=0) if nic.name in ("mlx5_0", "ib0") else nic for nic in _FAR.nics)
-_SLINGSHOT = tuple(Nic(name=f"cxi{number}", node=number, kind=NicKind.SLINGSHOT) for number in range(2))
-_TWO_SOCKETS = replace(grid(packages=2, nodes=1, gpus=[0, 1]), nics=_SLINGSHOT)
-_TWO_NAMES = tuple(Nic(name=name, pci="0000:20:00.0", node=0, kind=NicKind.INFINIBAND) for name in ("mlx5_0", "ib0"))
-_BOTH_NEAR = tuple(Link(a=f"gpu{n}", b=nic.name, kind="PIX") for n in range(2) for nic in _TWO_NAMES)
-_UNKNOWN_NODES = tuple(replace(each, node=None, node_source=None) for each in _FAR.gpus)
-NICS = (
-    *(
-        _on(golden(name), check, name)
-        for check in ("nic-sharing", "nic-package")
-        for name in (
-            *("2pkg-2node-8gpu-16nic", "2pkg-2node-8gpu-4nic", "2pkg-8node-smt2-8gpu-pairs"),
-            *("2pkg-2node-smt2-8gpu-h100", "1pkg-nonode-2cpu", "2pkg-2node-4gpu-2nic-far"),
-        )
-    ),
-    _on(replace(golden("2pkg-2node-8gpu-16nic"), links=()), "nic-sharing", "no links"),
-    _on(replace(grid(gpus=[0, 0]), nics=_TWO_NAMES, links=_BOTH_NEAR), "nic-sharing", "an adapter with two names"),
-    _on(_TWO_SOCKETS, "nic-sharing", "Slingshot"),
-    _on(_TWO_SOCKETS, "nic-package", "Slingshot"),
-    _on(replace(grid(packages=2, nodes=1, gpus=[0]), nics=_SLINGSHOT), "nic-package", "Slingshot, one far"),
-    _on(replace(_FAR, nics=_ONE_FAR), "nic-package", "one far NIC"),
-    _on(replace(_FAR, gpus=_UNKNOWN_NODES), "nic-package", "GPUs of unknown node"),
 )
 
 _SOUND = GpuHealth(
@@ -423,4 +377,4 @@ PORTS = tuple(
 )
 PORTS_UNSHOWN = Case("nic-ports", "adapters whose ports are not shown", machine="2pkg-2node-8gpu-4nic")
 
-CASES = (*FILES, *LIVE, *MADE, *NICS, *HEALTH, *XIDS, *PORTS, PORTS_UNSHOWN)
+CASES = (*FILES, *LIVE, *MADE, *HEALTH, *XIDS, *PORTS, PORTS_UNSHOWN)

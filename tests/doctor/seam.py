@@ -7,6 +7,5 @@ from numapin.doctor.check import GpuUser, Host, KernelLog, Live, Xid
 from numapin.doctor.model import DoctorFinding, examine
 from numapin.system.tree import Tree
 from numapin.topology.model import NodeSource
-from numapin.topology.nics import NicKind
 from numapin.topology.readings import GpuHealth, NvmlReading, NvmlReadings
 from numapin.topology.vendors import GpuVendor

@@ -12,7 +12,7 @@ from numapin.jobs import kubernetes, manifest, notation
 from numapin.jobs.request import JobRequest, name_of
 from numapin.topology.build import build
 from numapin.topology.model import CpuSpeed, Mig, NodeKind, Pcie
-from numapin.topology.nics import LinkKind, NicKind, nearest_by_link, rdma_adapters
+from numapin.topology.nics import LinkKind, NicKind, rdma_adapters
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
