@@ -30,7 +30,6 @@ from numapin.doctor.check import (
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.model import NodeSource, Pcie
 from numapin.topology.nics import NicKind
-from numapin.topology.readings import pcie_generation, pcie_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _CPU: Final = "sys/devices/system/cpu"
 _PCI: Final = "sys/bus/pci/devices"
 _HUGE_PAGES: Final = "sys/kernel/mm/transparent_hugepage"
-_RELIABLE_SOURCES: Final = frozenset({NodeSource.SYSFS, NodeSource.SINGLE, NodeSource.USER})
 _MEASURE_NODES: Final = "numapin bench transfer"
 _MEMLOCK_REMEDY: Final = "ulimit -l unlimited (docker run --ulimit memlock=-1 …; systemd: LimitMEMLOCK=infinity)"
 _CAP_IPC_LOCK: Final = 1 << 14
@@ -93,19 +91,12 @@ def gpu_nodes(host: Host) -> Result:
     by_kernel = _words_of_gpus(host, "numa_node")
     readings = (live.nvml.gpus if live else None) or ()
     by_nvml: dict[str | None, CpuSet | None] = {reading.pci: reading.memory_nodes for reading in readings}
-
-    def kernel_words(gpus: Iterable[Gpu]) -> str:
-        words = {by_kernel.get(gpu.index) for gpu in gpus}
-        return " and ".join(sorted("no numa_node" if word is None else f"numa_node {word}" for word in words))
-
     homeless = [gpu for gpu in topology.gpus if gpu.node is None]
     if homeless:
         pairs = [f"{gpu.index}=NODE" for gpu in homeless]
         shown = ",".join([*pairs[:2], "…"] if len(pairs) > 2 else pairs)
-        return warning(
-            f"no source reports the node of {_names(homeless)}; the kernel reports {kernel_words(homeless)}",
-            remedy=f"numapin run --gpu-nodes {shown} …; to measure the nodes: {_MEASURE_NODES}",
-        )
+        remedy = f"numapin run --gpu-nodes {shown} …; to measure the nodes: {_MEASURE_NODES}"
+        return warning(f"no source reports the node of {_names(homeless)}", remedy=remedy)
     contradictions = []
     for gpu in topology.gpus:
         word, of_nvml = by_kernel.get(gpu.index, ""), by_nvml.get(gpu.pci) or CpuSet()
@@ -117,16 +108,12 @@ def gpu_nodes(host: Host) -> Result:
         shown = ",".join(f"{gpu.index}={gpu.node}" for gpu in topology.gpus)
         remedy = f"numapin run --gpu-nodes {shown} … with the right nodes; to measure them: {_MEASURE_NODES}"
         return warning("; ".join(contradictions), remedy=remedy)
-    guessed = [gpu for gpu in topology.gpus if gpu.node_source not in _RELIABLE_SOURCES]
-    if guessed and len(topology.cpu_nodes) > 1:
-        sources = ", ".join(sorted({str(gpu.node_source) for gpu in guessed}))
-        return note(f"the kernel reports {kernel_words(guessed)} for {_names(guessed)}; source of the node: {sources}")
     return ok(f"known for all GPUs ({len(topology.gpus)})" if topology.gpus else "no GPU")
 
 
 @check(
     "cpuset",
-    where="sched_getaffinity, Cpus_allowed_list and Mems_allowed_list in /proc/self/status, /proc/self/cgroup",
+    where="sched_getaffinity, Cpus_allowed_list and Mems_allowed_list in /proc/self/status",
     why="A rank cannot be bound to CPUs or memory that its cgroup, the scheduler or taskset excludes.",
 )
 def cpuset(host: Host) -> Result:
@@ -147,16 +134,9 @@ def cpuset(host: Host) -> Result:
             gpus = _names(gpu for gpu in topology.visible_gpus if gpu.node in lacking)
             excluded.append(f"no {what} of {listed('node', lacking)} ({gpus})")
     if excluded:
-        lines = (line.split(":", 2) for line in (host.tree.text("proc/self/cgroup") or "").splitlines())
-        groups = [f"{line[1] or 'v2'}:{line[2]}" for line in lines if len(line) == 3 and line[1] in ("", "cpuset")]
-        cgroups = ", ".join(groups) or "unknown"
-        return error(f"{' and '.join(excluded)} may be used; allowed: {usable}; cgroup: {cgroups}", remedy=wider)
-    counts = [
-        f"{len(node.cpus & allowed.cpus)} of {counted(len(node.cpus), 'CPU')} of node {node.id}"
-        for node in near
-        if not node.cpus <= allowed.cpus
-    ]
-    return note(f"only {', '.join(counts)} may be used", remedy=wider) if counts else ok(f"{usable} may be used")
+        return error(f"{' and '.join(excluded)} may be used; allowed: {usable}", remedy=wider)
+    missing = cpus - allowed.cpus
+    return note(f"CPUs {missing} may not be used", remedy=wider) if missing else ok(f"{usable} may be used")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -234,43 +214,31 @@ def swap(host: Host) -> Result:
 
 @check(
     "pcie-link",
-    where="nvmlDeviceGetCurrPcieLink*, /sys/bus/pci/devices/*/{current,max}_link_*, also of the port above the GPU",
+    where="nvmlDeviceGetCurrPcieLink*, /sys/bus/pci/devices/*/{current,max}_link_*",
     why="Half the lanes, or one PCIe generation less, halves the rate at which batches can be copied to the GPU.",
 )
 def pcie_link(host: Host) -> Result:
-    """Find GPUs whose link is slower than they support, because of the slot or at the moment."""
+    """Find GPUs whose link is slower than they support."""
     if not host.topology.gpus:
         return ok("no GPU")
     gpus = [gpu for gpu in host.topology.gpus if gpu.pcie != Pcie()]
     if not gpus:
         return unknown("the links of the GPUs are unknown")
 
-    def is_below(link: tuple[int | None, int | None], other: tuple[int | None, int | None]) -> bool:
-        return any(a is not None and b is not None and a < b for a, b in zip(link, other, strict=True))
-
     def shown(link: tuple[int | None, int | None]) -> str:
         gen, width = ("?" if number is None else number for number in link)
         return f"PCIe {gen} x{width}"
 
-    slow_slots, slow_links = [], []
+    slow = []
     for gpu in gpus:
         now, best = (gpu.pcie.gen, gpu.pcie.width), (gpu.pcie.max_gen, gpu.pcie.max_width)
-        port = f"{_PCI}/{gpu.pci}/.."  # a device's entry is a link, so `..` leads to the port above it
-        slot: tuple[int | None, int | None] = (None, None)
-        if gpu.pci:
-            speed, width = host.tree.text(f"{port}/max_link_speed"), host.tree.number(f"{port}/max_link_width")
-            slot = (pcie_generation(speed), pcie_width(width))
-        is_made_up_by_hypervisor = is_below(slot, now)
-        if is_below(slot, best) and not is_made_up_by_hypervisor:
-            slow_slots.append(f"{gpu.label} supports {shown(best)}, but its slot only {shown(slot)}")
-        if is_below(now, best):
-            slow_links.append(f"{gpu.label} runs at {shown(now)} instead of {shown(best)}")
-    if slow_slots:
-        return warning("; ".join(slow_slots), remedy="move the card to a faster slot (LnkCap in: sudo lspci -vv)")
-    if slow_links:
+        if any(a is not None and b is not None and a < b for a, b in zip(now, best, strict=True)):
+            slow.append(f"{gpu.label} runs at {shown(now)} instead of {shown(best)}")
+    if slow:
         return note(
-            f"{'; '.join(slow_links)}; idle GPUs lower their link, so check again while a job runs",
-            remedy="nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
+            f"{'; '.join(slow)}; idle GPUs lower their link, so check again while a job runs",
+            remedy="nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv; if it stays: a "
+            "slot for the card that is as fast (LnkCap in: sudo lspci -vv)",
         )
     return ok(", ".join(sorted({shown((gpu.pcie.max_gen, gpu.pcie.max_width)) for gpu in gpus})))
 
@@ -354,21 +322,15 @@ def _huge_pages(host: Host, name: str, *, off: tuple[str, ...], on: str) -> Resu
 )
 def governor(host: Host) -> Result:
     """Find frequency governors that save power."""
-    cpus = sorted(host.topology.cpus)
-    words = (host.word(f"{_CPU}/cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus)
+    words = (host.word(f"{_CPU}/cpu{cpu}/cpufreq/scaling_governor") for cpu in sorted(host.topology.cpus))
     found = Counter(word for word in words if word and word.isidentifier())
     if not found:
         return host.absent("no frequency governor: the firmware or the hypervisor sets the clock")
-    driver = host.word(f"{_CPU}/cpu{min(cpus, default=0)}/cpufreq/scaling_driver")
-    counts = ", ".join(f"{name} (CPUs: {count})" for name, count in sorted(found.items()))
-    what = f"{counts}, driver {driver}" if driver else counts
-    slow = found.keys() - {"performance"}
-    if not slow:
+    what = ", ".join(f"{name} (CPUs: {count})" for name, count in sorted(found.items()))
+    if found.keys() == {"performance"}:
         return ok(what)
-    # With these drivers, "powersave" leaves the clock to the processor, which raises it under load.
-    scales_by_itself = slow == {"powersave"} and driver in ("intel_pstate", "amd-pstate-epp")
-    severity = DoctorSeverity.NOTE if slow == {"schedutil"} or scales_by_itself else DoctorSeverity.WARNING
-    return Result(severity, what, "sudo cpupower frequency-set -g performance")
+    # A note: with the drivers of newer processors, each governor leaves the clock to the processor under load.
+    return note(what, remedy="sudo cpupower frequency-set -g performance")
 
 
 @check(
@@ -382,17 +344,12 @@ def kernel(host: Host) -> Result:
     match = re.match(r"(\d{1,4})\.(\d{1,4})", release or "", re.ASCII)
     if match is None:
         return unknown("the kernel's release is unknown")
-    version = int(match[1]), int(match[2])
-    needs = (
-        ((5, 15), "MPOL_PREFERRED_MANY (5.15): only the first of several nodes is preferred"),
-        ((5, 14), "MADV_POPULATE_WRITE (5.14): pages are touched one by one"),
-        ((5, 3), "pidfds (5.3): workers outlive a killed rank"),
-    )
-    missing = [feature for needed, feature in needs if version < needed]
-    if not missing:
-        return ok(f"Linux {release}")
-    severity = DoctorSeverity.WARNING if version < (5, 3) else DoctorSeverity.NOTE
-    return Result(severity, f"Linux {release} lacks {'; '.join(missing)}", "install Linux 5.15 or newer and reboot")
+    version, remedy = (int(match[1]), int(match[2])), "install Linux 5.15 or newer and reboot"
+    if version < (5, 3):
+        return warning(f"Linux {release} has no pidfds (5.3): workers outlive a killed rank", remedy=remedy)
+    if version < (5, 15):
+        return note(f"Linux {release} prefers only the first of several nodes (5.15)", remedy=remedy)
+    return ok(f"Linux {release}")
 
 
 # --- what only the running machine tells -----------------------------------------------------------------------------
