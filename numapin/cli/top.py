@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _OPENMETRICS: Final = "--openmetrics"
 _ONCE: Final = "numapin top --once"
-_SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
+_SEARCH_EVERY_S: Final = 2.0  # each search reads the files of the run
 _FIRST_S: Final = 0.3  # until the first frame
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -159,7 +159,7 @@ def _follow(
 ) -> Iterator[Top]:
     """Yield the job's activity in each interval until it has ended.
 
-    Ranks that were restarted are looked for when ranks are gone, and those of a run that start later until it has all.
+    Ranks that a run has restarted are looked for when ranks are gone, and those that start later until it has all.
     """
     follower, next_search_s = JobFollower(job, again, loads), 0.0
     while True:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import opened
 from numapin.base.formats import quote
-from numapin.base.text import not_none, without_none
+from numapin.base.text import without_none
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find import read_run
@@ -195,24 +195,16 @@ class JobFollower:
         return is_starting or any(rank.is_gone for rank in seen.ranks)
 
     def search(self, seen: Top) -> bool:
-        """Look for ranks that have started; return whether the job has ended. Raises MachineError."""
+        """Look for ranks that a run has started; return whether the job has ended. Raises MachineError."""
+        if self.job.owner is None:  # nothing names the ranks that another launcher will start
+            return seen.has_ended
         try:
             found = self._again()
         except UsageError:  # it has ended, or its launcher was killed while ranks are still running
             return seen.has_ended
-        if (found.pids, found.starts) != (self.job.pids, self.job.starts) and not self._lacks_ranks(found):
+        if (found.pids, found.starts) != (self.job.pids, self.job.starts):
             self._begin(found)
         return False
-
-    def _lacks_ranks(self, found: RunningJob) -> bool:
-        """Return whether ranks are missing because they are being restarted, as far as no run's folder names them all.
-
-        If all are, their launcher stands for itself: a process that is older than they were.
-        """
-        new = [rank for rank, pid in found.pids.items() if pid not in self.job.pids.values()]
-        oldest, starts = min(not_none(self.job.starts.values()), default=0), without_none(found.starts)
-        is_launcher = any(rank in starts and starts[rank] <= oldest for rank in new)
-        return found.owner is None and (is_launcher or not new or len(found.pids) < len(found.plan.ranks))
 
 
 class NodeFollower:
