@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base import formats
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.files import opened
-from numapin.base.records import Texts, read_record
+from numapin.base.records import read_record
 from numapin.base.text import listed, printable
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
@@ -97,17 +97,8 @@ def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
         raise UsageError("no numapin run of this user is active on this host", _NAME_PROCESSES)
     if len(live) == 1:
         return read_run(live[0])
-    lines = []
-    for path in live:
-        command = ""
-        with suppress(OSError, MachineError):  # a run is listed by its name if its command cannot be read
-            text = handover.read_text(str(path / handover.COMMAND))
-            argv = read_record(_Command, text, source=str(path), hint="").argv
-            command = f"  {formats.quote_all(argv)[:80]}"
-        lines.append(f"\n    {path.name}{command}")
-    raise UsageError(
-        f"{len(live)} runs are active:{''.join(lines)}", "add the name of one of them, or @last for the newest"
-    )
+    names = "".join(f"\n    {path.name}" for path in live)
+    raise UsageError(f"{len(live)} runs are active:{names}", "add the name of one of them, or @last for the newest")
 
 
 def read_run(folder: Path) -> RunningJob:
@@ -273,13 +264,6 @@ class _Record:
     def is_running(self) -> bool:
         """Return whether this very process is running on this host: several hosts may share a run directory."""
         return self.host in (None, os.uname().nodename) and proc.is_running(self.pid, self.start)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Command:
-    """The command line of a run."""
-
-    argv: Texts
 
 
 def _environment(each: Candidate) -> Mapping[str, str]:
