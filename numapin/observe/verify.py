@@ -44,11 +44,6 @@ _MODES: Final = {
     Memory.INTERLEAVE: ("interleave",),
 }
 _WIDER: Final = (Bind.SOCKET, Bind.NONE)  # modes that give a rank CPUs of other nodes than its GPU's
-_HARMLESS: Final = {
-    True: "narrows threads to the CPUs of the GPU's node, and the rank has no others",
-    False: "keeps to the rank's CPUs",
-    None: "keeps to the rank's CPUs, or narrows its threads to those of the GPU's node (2.29.2 to 2.29.7)",
-}
 _NEWER_NCCL: Final = f"install NCCL {NCCL_MENDED} or newer; see: numapin doctor"
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
 _MOST_MASKS: Final = 4  # in a finding
@@ -283,7 +278,7 @@ def _threads(seen: _Seen, off: Mapping[int, OffPlan]) -> Iterator[VerifyFinding]
             process, thread = group[0]
             threads = f"{counted(len(group), 'thread')} {thread.name!r}"
             what = f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}"
-            yield _finding(what, _where_threads(group), _remedy(process, thread, again))
+            yield _finding(what, _where_threads(group), _remedy(seen, *group[0], is_outside=True))
 
     # Workers that inherited the main thread's CPUs are in its finding. A worker_init_fn may give each CPUs of its own.
     groups: dict[bool, list[_Found]] = {}
@@ -298,14 +293,14 @@ def _threads(seen: _Seen, off: Mapping[int, OffPlan]) -> Iterator[VerifyFinding]
         if num_workers:
             whose.append(counted(num_workers, str(Role.WORKER)))
         what = f"{' and '.join(whose)} may run on CPUs {shown} only; planned: {plan.cpus}"
-        yield _finding(what, _where_threads(group), _squeeze_remedy(seen, *group[0]))
+        yield _finding(what, _where_threads(group), _remedy(seen, *group[0], is_outside=False))
 
     for cpus in dict.fromkeys(thread.cpus for _, thread in stacked):
         own = [(process, thread) for process, thread in stacked if thread.cpus == cpus]
         sharing = [number for number, each in off.items() for _, thread in each.stacked if thread.cpus == cpus]
         threads = f"{len(sharing)} threads of {listed('rank', set(sharing))}"
         what = f"{threads} may run on CPUs {cpus} only; planned: {plan.cpus}"
-        yield _finding(what, _where_threads(own), _squeeze_remedy(seen, *own[0]))
+        yield _finding(what, _where_threads(own), _remedy(seen, *own[0], is_outside=False))
 
     planned = plan.cpus if rank.cpuset is None else plan.cpus & rank.cpuset
     is_reported = any(thread is main for _, thread in (*squeezed, *stacked))
@@ -322,39 +317,26 @@ def _where_threads(found: list[_Found]) -> str:
     return f"pid {pids}, thread {tids}, last on CPU {last}"
 
 
-def _remedy(process: Process, thread: Thread, again: str) -> str:
-    """Name the likely cause, from the thread's name and the process's environment and role."""
-    if thread.name.startswith(_NCCL_THREADS):
-        return (
-            "NCCL moved it: unset NCCL_IGNORE_CPU_AFFINITY; NCCL 2.29.2 to 2.29.7 moves it anyway; see: numapin doctor"
-        )
-    if process.openmp:
-        return f"OpenMP places threads by {' '.join(process.openmp)}: unset it; the rank is bound already"
-    if thread.name == "pt_data_pin":
-        return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own to the rank's node"
-    if process.role is Role.WORKER:
-        return "the worker_init_fn, or a library that the dataset imports, sets the affinity: remove that call"
-    return f"the program or another process called sched_setaffinity; bind it again with: {again}"
-
-
-def _squeeze_remedy(seen: _Seen, process: Process, thread: Thread) -> str:
-    """Name the likely cause for threads that have only some of the planned CPUs; this is the first of them."""
+def _remedy(  # noqa: PLR0911 - one return per cause
+    seen: _Seen, process: Process, thread: Thread, *, is_outside: bool
+) -> str:
+    """Name the likely cause for threads outside the plan, or on some of its CPUs only; this is the first of them."""
     plan, rank, bind, applied, again = seen
+    if thread.name.startswith(_NCCL_THREADS):
+        return f"NCCL moved it: unset {NCCL_IGNORE}; NCCL 2.29.2 to 2.29.7 moves it anyway; see: numapin doctor"
     if process.openmp:
-        return f"OpenMP pins threads by {' '.join(process.openmp)}: unset it, and start the job again"
+        return f"OpenMP places threads by {' '.join(process.openmp)}: unset it, and start the job again"
     excludes = rank.cpuset is not None and not plan.cpus <= rank.cpuset
     was_cut = applied is not None and applied.get("cpus") == str(thread.cpus)  # when the rank was bound
-    if excludes or was_cut:
-        cpuset = f"allows CPUs {rank.cpuset} only" if excludes else "did not allow more when it was bound"
+    if not is_outside and (excludes or was_cut):
         return (
-            f"the cpuset of the rank {cpuset}: give it the others, or start the job again, which plans with what "
-            f"it may use; see: cat /proc/{rank.pid}/cgroup"
+            "the cpuset of the rank lacks planned CPUs: give it the others, or start the job again, which plans with "
+            f"what it may use; see: cat /proc/{rank.pid}/cgroup"
         )
     if process.role is Role.WORKER:
-        return (
-            "the worker_init_fn, or a library that the dataset imports, narrows the workers: remove that call; the "
-            "kernel spreads them over the CPUs of the rank"
-        )
+        return "the worker_init_fn, or a library that the dataset imports, sets the affinity: remove that call"
+    if is_outside:
+        return f"the program or another process called sched_setaffinity; bind it again with: {again}"
     if bind in _WIDER and any(each.nccl is not None and each.nccl.narrows for each in rank.processes):
         return f"NCCL narrowed it to the CPUs of the GPU's node: {_NEWER_NCCL}"
     remedy = "the program, or a library that it uses, called sched_setaffinity: remove that call"
@@ -373,7 +355,9 @@ def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:
     elif nccl.narrows and bind in _WIDER:
         what, remedy = f"narrows the rank to the CPUs of the GPU's node, despite --bind {bind}", _NEWER_NCCL
     else:
-        severity, remedy, what = VerifySeverity.NOTE, "", _HARMLESS[nccl.narrows]
+        severity, remedy = VerifySeverity.NOTE, ""
+        keeps = nccl.narrows is False
+        what = "keeps to the rank's CPUs" if keeps else "may narrow threads to the CPUs of the GPU's node"
     variable = f" with {NCCL_IGNORE}" if nccl.ignores_affinity else ""
     return _finding(f"{name}{variable} {what}", f"pid {process.pid}, {nccl.library}", remedy, severity)
 
