@@ -57,14 +57,11 @@ def run_with_children(
         raise PlanError(
             "--children: no GPU is visible here, so there is nothing to bind to", "see why with: numapin topo"
         )
-    problems = frameworks.both_bind(command, environ)
     why = refusal(command)
     if why is not None:  # its Python ignores PYTHONPATH
         hint = "leave that option out, or call numapin.bind_this_process in the program"
         problem = f"{why}, so that process cannot be bound if it uses a GPU"
-        problems.append(frameworks.Conflict(problem, hint, is_certain=True))
-    for problem, hint, is_certain in problems:
-        if strict and is_certain:
+        if strict:
             raise UsageError(f"--children --strict: {problem}", hint)
         say(f"warning: {problem}; {hint}")
 

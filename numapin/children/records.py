@@ -90,15 +90,17 @@ def report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
 
 
 def report_frameworks(plan: ChildTable) -> None:
-    """Say which frameworks of this process do not bind it themselves, because numapin does.
+    """Say which frameworks of this process bind it themselves, or do not because numapin does.
 
-    With --strict, end the process if it runs one that does: at the start of the command, that is only a warning.
+    With --strict, end the process if it runs one that does.
     """
     for text in frameworks.switched_off(sys.modules, os.environ):
         _say_once(plan.run, text)
-    problems = frameworks.bind_themselves(sys.modules, os.environ) if plan.strict else ()
-    if problems:
+    problems = frameworks.bind_themselves(sys.modules, os.environ)
+    if plan.strict and problems:
         _end_strictly(f"cannot be bound: {'; '.join(problems)}")
+    for text in problems:
+        _say_once(plan.run, f"warning: {text}; unset the variable")
 
 
 def report_surprises(plan: ChildTable, taken: TakenGpus) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.children import command
 from numapin.children.command import conclude
-from numapin.children.frameworks import FRAMEWORKS, both_bind, variables
+from numapin.children.frameworks import FRAMEWORKS, variables
 from numapin.children.own import is_chosen
 from numapin.children.table import ChildTable, DeviceEntry, UnknownDevice, device_of, known_device, num_visible
 from numapin.rank.become import BINDING, CHILDREN
