@@ -245,18 +245,6 @@ show("context")
         assert (found["initialized"]["cpus"], found["context"]["cpus"]) == ([initialized], own_cpu(1))
         assert ("(its first CUDA context)" in done.err, "GPU 0" in done.err) == (not before, False)
 
-    def test_set_device_replaces_a_guess(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """The local rank is a guess: the first set_device counts instead. A second one changes nothing."""
-        text = """
-import torch
-for device in (0, 0, 1):
-    torch.cuda.set_device(device)
-    show(str(device))
-"""
-        done = start("env", "LOCAL_RANK=1", sys.executable, script(tmp_path, SHOW + text), **gpus)
-        assert {name: each["cpus"] for name, each in shown(done).items()} == {"0": own_cpu(0), "1": own_cpu(0)}
-        assert done.err.count("is bound to") == 1
-
 
 class TestProgramsGoOn:
     """What must not change for the program."""
@@ -481,10 +469,3 @@ show("again")
 """
     found = shown(start("env", "LOCAL_RANK=1", sys.executable, script(tmp_path, SHOW + text), **gpus))
     assert (found["planned"]["cpus"], found["node"]["cpus"], found["again"]["cpus"]) == (own_cpu(0), [CPUS], [CPUS])
-
-
-def test_bind_this_process_without_a_gpu() -> None:
-    """The error names the command that shows why."""
-    code = "import numapin\ntry: numapin.bind_this_process(0)\nexcept numapin.UsageError as error: print(error)"
-    done = call(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="")
-    assert done.out == "this process sees no GPU to bind to\n  hint: see why with: numapin topo\n"

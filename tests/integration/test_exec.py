@@ -150,22 +150,6 @@ def test_without_reading_the_machine(plan: str) -> None:
     assert done.status == 0, done.err
 
 
-def test_verbose(plan: str) -> None:
-    """It shows the task and the source of its rank, the plan, the reason and the result; stdout stays empty."""
-    done = enter("--verbose", "--plan", plan, "true", **TASK, SLURM_LOCALID="0")
-    assert done.out == ""
-    for text in (
-        "rank 1: this is rank 1 of 2 on this host (LOCAL_RANK=1, LOCAL_WORLD_SIZE=2)",
-        "SLURM_LOCALID=0 is ignored because LOCAL_RANK is set",
-        f"the plan: {plan}",
-        "the reason: no GPU: rank 1 of 2",
-        f"bound to: CPUs {CPUS[1 % len(CPUS)]}, memory",
-        "OMP_NUM_THREADS=1",
-    ):
-        assert text in done.err
-    assert enter("--plan", plan, "true", **TASK).err == ""
-
-
 @pytest.mark.parametrize(
     ("line", "binding", "status", "why"),
     [
