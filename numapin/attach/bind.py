@@ -151,8 +151,6 @@ def _with_pages(
 
 @dataclass(slots=True, kw_only=True)
 class _Tally:
-    """The results for the threads of one process so far."""
-
     name: str
     threads: int = 0
     changed: int = 0

@@ -191,7 +191,6 @@ def read_all(folder: str, kind: str, *, with_keys: Collection[str]) -> list[dict
 
 
 def _records(folder: str, *kinds: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the process, the path and the fields of each record that can be read."""
     for kind in kinds:
         paths: list[str] = []
         with suppress(OSError):

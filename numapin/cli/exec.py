@@ -29,8 +29,6 @@ _SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: fro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ExecOptions(BindingOptions):
-    """The parsed values of this command's options, by click's names."""
-
     plan: str | None
     local_rank: int | None
     local_size: int | None

@@ -229,7 +229,6 @@ def _version(package: str) -> str | None:
 
 
 def _strays() -> tuple[str, ...]:
-    """Return the folders with Python files that py-libnuma owns, other than `numa`."""
     try:
         files = metadata.distribution("py-libnuma").files or ()
     except metadata.PackageNotFoundError:

@@ -28,7 +28,6 @@ _UNKNOWN: Final = "unknown"
 
 
 def _active_ports(topology: Topology) -> int | None:
-    """Return the number of RDMA NICs whose first port is active; None if that is unknown of one."""
     states = [nic.is_up for nic in rdma_adapters(topology).values()]
     return None if None in states else sum(map(bool, states))
 

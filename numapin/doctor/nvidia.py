@@ -174,7 +174,6 @@ def xid(live: Live, host: Host) -> Result:
 
 
 def _order(code: int) -> int:
-    """Return 0 for an Xid that makes a GPU unusable, 1 for one of NVLink, 2 for others."""
     if code in _RESET_XIDS or code == _RECOVERY_XID:
         return 0
     return 1 if code in _NVLINK_XIDS else 2

@@ -58,7 +58,6 @@ class Sampler:
         self._read_pages()
 
     def _read_pages(self) -> None:
-        """Read processes, pages, and where the loop times are; schedule the next reading by its cost."""
         began_s = time.process_time()
         self._observed = observe(self._pids, gone=self._gone)
         found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
@@ -245,7 +244,6 @@ class NodeFollower:
         return seen
 
     def _search(self) -> None:
-        """Find new runs, the newest first."""
         self.unread = set()
         num_runs = Counter(follower.job.owner for follower, _ in self._followed.values())
         num_ranks: Counter[int | None] = Counter()

@@ -137,7 +137,6 @@ class VerifyReport:
 
 
 def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
-    """Return False if a verdict is False, else None if one is None, else True."""
     found = set(verdicts)
     return next((worst for worst in (False, None) if worst in found), True)
 

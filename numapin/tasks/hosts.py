@@ -144,7 +144,6 @@ def with_found_hosts(job: Job, environ: Mapping[str, str], own: OwnHost) -> tupl
 
 
 def _require_number(job: Job, where: str) -> None:
-    """Raise UsageError for a host number that the job does not have."""
     if job.is_fixed and job.node_rank >= job.nnodes[1]:
         problem = f"host number {job.node_rank} is not below the number of hosts, {job.nnodes[1]}"
         raise UsageError(f"{problem} ({where})", _ALONE)
@@ -346,7 +345,6 @@ def _listed(environ: Mapping[str, str], own: OwnHost) -> tuple[tuple[str, ...], 
 
 
 def _shown(environ: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the variables that are set, with their values, for a message."""
     return tuple(f"{name}={environ[name][:_MAX_SHOWN]}" for name in names if name in environ)
 
 
@@ -407,7 +405,6 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """Return the numbers of ranges such as "01-03,7"."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)

@@ -183,7 +183,6 @@ def _from_environment(environ: Mapping[str, str]) -> Task:
 
 
 def _task(environ: Mapping[str, str], variable: str, sizes: tuple[str, ...]) -> Task:
-    """Return the task of one launcher, by its variable for the rank and the first of `sizes` that is set."""
     rank = required_count(environ, variable)
     size: int | None = None
     used = tuple(name for name in sizes if name in environ)[:1]
@@ -211,7 +210,6 @@ def is_in_step(environ: Mapping[str, str]) -> bool:
 
 
 def _slurm_task(environ: Mapping[str, str]) -> Task:
-    """Return the task of a Slurm step. Raises UsageError outside a step."""
     if not is_in_step(environ):
         missing, outside = (*RANK_VARIABLES, _SLURM), ""
         if _SLURM in environ:

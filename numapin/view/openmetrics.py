@@ -101,7 +101,6 @@ def ended(run: str, origin: JobOrigin) -> str:
 
 
 def _labels(run: str, origin: JobOrigin) -> dict[str, str]:
-    """Return the labels of all metrics of a run, as far as they are known."""
     of_job = {"user": origin.user, "job_id": origin.job_id, "pod": origin.pod, "namespace": origin.namespace}
     return {"run": run, "host": origin.host, **without_none(of_job)}
 
@@ -112,7 +111,6 @@ def _rendered(labels: Mapping[str, str]) -> str:
 
 
 def _family(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float | None]]) -> list[str]:
-    """Return the lines of a metric; none if it is unknown for all."""
     found: dict[str, float] = {}
     for labels, value in samples:
         # A process may write anything into the totals of its loop, such as "not a number".

@@ -115,7 +115,6 @@ def top_table(top: Top, paces: Mapping[int, LoopPace], *, width: int) -> Rendera
 
 
 def _title(top: Top) -> tuple[Text, Text]:
-    """Return the name of the job with its age, and its totals with the machine's swapping."""
     up_s = int(max((rank.up_s for rank in top.ranks if rank.up_s is not None), default=0))
     age = f"{up_s // 3600}:{up_s // 60 % 60:02}:{up_s % 60:02}" if up_s else "-"
     num_gone = sum(rank.is_gone for rank in top.ranks)

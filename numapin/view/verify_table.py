@@ -89,7 +89,6 @@ def summary(report: VerifyReport) -> str:
 
 
 def _sizes_mib(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, float]:
-    """Return the MiB on the planned nodes, and the MiB on all nodes."""
     by_node = rank.observed.bytes_by_node(kinds)
     total = sum(by_node.values())
     remote = sum(elsewhere(rank.requested, by_node).values())
