@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -171,30 +171,36 @@ CASES: Final[dict[str, Callable[[Path], object]]] = {
 }
 
 
-def _observed(root: Path) -> dict[str, object]:
+def _observed(root: Path) -> list[str]:
+    """Return what is read, a line for the rank, and for each process, its threads and its memory."""
     try:
         observed = observe({0: 10}, root=root)
     except MachineError as error:
-        return {"error": error.message.replace(str(root), "")}
+        return [f"error: {error.message.replace(str(root), '')}"]
     (rank,) = observed.ranks
-    more = {"hides pinned": rank.hides_pinned, "cpuset": rank.cpuset and str(rank.cpuset), "gone": rank.is_gone}
-    shared = {kind.value: dict(rank.bytes_by_node([kind])) for kind in MemoryKind if rank.bytes_by_node([kind])}
-    return {
-        "nodes": str(observed.nodes),
-        **more,
-        "bytes of all processes": shared,  # the largest count of what they share, the sum of private memory
-        "processes": [process.to_json() for process in rank.processes],
-    }
+    found = {kind.value: dict(rank.bytes_by_node([kind])) for kind in MemoryKind if rank.bytes_by_node([kind])}
+    more = {"gone": rank.is_gone, "hides pinned": rank.hides_pinned}
+    lines = [
+        f"nodes {observed.nodes}; cpuset {rank.cpuset}; {more}",
+        f"bytes of all processes: {found}",  # the largest count of what they share, the sum of private memory
+    ]
+    for process in rank.processes:
+        told: dict[str, Any] = process.to_json()
+        threads, memory = told.pop("threads"), told.pop("memory")
+        lines.append(json.dumps(told))
+        lines += [f"  thread {json.dumps(thread)}" for thread in threads]
+        lines += ["  memory unknown"] if memory is None else [f"  memory {json.dumps(pages)}" for pages in memory]
+    return lines
 
 
 def test_each_tree_is_read_as_recorded(tmp_path: Path) -> None:
     """Roles, threads, policies and memory of each tree are the recorded ones; NUMAPIN_UPDATE_GOLDEN=1 records them."""
-    found = {}
+    lines = []
     for number, (sentence, arrange) in enumerate(CASES.items()):
         root = _root(tmp_path / str(number))
         arrange(root)
-        found[sentence] = _observed(root)
-    compare(json.dumps(found, indent=1) + "\n", str(Path(__file__).parent / "recorded/read.json"))
+        lines += [f"=== {sentence}", *_observed(root)]
+    compare("\n".join([*lines, ""]), str(Path(__file__).parent / "recorded/read.txt"))
 
 
 def test_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,17 +272,14 @@ CASES: Final = {
 
 def test_each_case_has_its_recorded_findings() -> None:
     """The verdict, the findings, the table and the summary are the recorded ones."""
-    found = {
-        sentence: {
-            "holds": report.holds,
-            "off plan": [rank.num_off_plan for rank in report.ranks],
-            "where": [finding.where for rank in report.ranks for finding in rank.findings],
-            "summary": seam.summary(report),
-            "shown": rendered(seam.verify_table(report), 400).splitlines(),
-        }
-        for sentence, report in CASES.items()
-    }
-    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(Path(__file__).parent / "recorded/verify.json"))
+    lines = []
+    for sentence, report in CASES.items():
+        heads, *rest = rendered(seam.verify_table(report), 400).splitlines()
+        where = [finding.where for rank in report.ranks for finding in rank.findings]
+        num_off_plan = [rank.num_off_plan for rank in report.ranks]
+        lines += [f"=== {sentence}", seam.summary(report), f"off plan: {num_off_plan}; where: {where}", heads]
+        lines += [line for line in rest if not line.startswith("threads: on planned CPUs / total")]  # the legend
+    compare("\n".join([*lines, ""]), str(Path(__file__).parent / "recorded/verify.txt"))
 
 
 # --- `top`: the comparison of two samples, its table, the pace of loops, and the readers behind it --------------------
@@ -391,11 +388,14 @@ TOPS: Final = {
 
 def test_each_table_of_top_is_the_recorded_one() -> None:
     """The JSON and the table are the recorded ones; NUMAPIN_UPDATE_GOLDEN=1 records them again."""
-    found = {}
+    lines = []
     for sentence, case in TOPS.items():
         shown = rendered(seam.top_table(case, {}, width=80), 80, color_system="standard", force_terminal=True)
-        found[sentence] = {"json": case.to_json(), "shown": shown.splitlines()[:-2]}  # without the legend
-    compare(json.dumps(found, indent=1, ensure_ascii=False) + "\n", str(Path(__file__).parent / "recorded/top.json"))
+        told = case.to_json()
+        ranks = told.pop("ranks")
+        lines += [f"=== {sentence}", *map(json.dumps, (told, *ranks))]
+        lines += shown.replace("\x1b", "^[").splitlines()[:-2]  # without the legend
+    compare("\n".join([*lines, ""]), str(Path(__file__).parent / "recorded/top.txt"))
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
