@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numapin.cli.doctor import doctor
 from numapin.doctor import check, live
-from numapin.doctor.check import CHECKS, DoctorSeverity, GpuUser, Host
+from numapin.doctor.check import CHECKS, DoctorSeverity, GpuUser, Host, KernelLog
 from numapin.doctor.live import read_kernel_log
 from numapin.doctor.model import compare, counts_of, parse_expected
 from numapin.system import nccl_files, numa, proc

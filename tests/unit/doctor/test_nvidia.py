@@ -18,6 +18,7 @@ from tests.unit.doctor.seam import (
     GpuHealth,
     GpuProcess,
     GpuUser,
+    KernelLog,
     NvmlReading,
     NvmlReadings,
     live,
@@ -138,40 +139,38 @@ def test_gpus_that_are_left_out(fake_nvml: FakeNvml, tmp_path: Path) -> None:
 # --- errors of the driver in the kernel's buffer ---------------------------------------------------------------------
 
 
+def _read_log(folder: Path, text: str) -> KernelLog:
+    log = folder / "kmsg"
+    log.write_text(text)
+    return read_kernel_log(str(log))
+
+
 def test_the_kernels_buffer(tmp_path: Path) -> None:
-    """Both ways in which drivers write the address are read, and the kernel's own records only."""
-    log = tmp_path / "kmsg"
-    log.write_text(_LOG)
-    found = read_kernel_log(str(log))
+    """Both ways in which drivers write the address are read, and the kernel's own records only.
+
+    If the buffer has lost its beginning, the time of its first message is known.
+    """
+    found, later = _read_log(tmp_path, _LOG), _read_log(tmp_path, _LOG.partition("\n")[2])
     assert [(xid.code, xid.pci) for xid in found.xids or ()] == [
         (79, "0000:1b:00.0"),
         (31, "0008:01:00.0"),
         (14, "0000:03:00.0"),
     ]
-    first = (found.xids or ())[0]
-    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert first.at_s == pytest.approx(booted_s + 5, abs=1)
+    first, booted_s = (found.xids or ())[0], time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     assert first.message.endswith("GPU has fallen off the bus.")
+    assert first.at_s == pytest.approx(booted_s + 5, abs=1)
     assert found.begins_s is None
+    assert later.begins_s == pytest.approx(booted_s + 5, abs=1)
 
 
 def test_a_crash_is_no_error_of_the_driver(tmp_path: Path) -> None:
     """The kernel's line begins with the name of the program and ends with that of its file: users choose both."""
-    log = tmp_path / "kmsg"
     crashes = (
         "NVRM: Xid (0[4711]: segfault at 0 ip 0000555555555131 error 6 in a): 79, x[1131,555555555000+1000]",
         "NVRM: Xid (PCI:[4711]: segfault at 0 ip 0000555555555131 error 6 in 0000:1b:00): 79, x[1131,5+1000]",
     )
-    log.write_text("".join(f"6,{number},9000000,-;{line}\n" for number, line in enumerate(crashes)))
-    assert read_kernel_log(str(log)).xids == ()
-
-
-def test_a_buffer_that_has_lost_its_beginning(tmp_path: Path) -> None:
-    """The time of the first message that is left is known."""
-    log = tmp_path / "kmsg"
-    log.write_text(_LOG.partition("\n")[2])
-    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert read_kernel_log(str(log)).begins_s == pytest.approx(booted_s + 5, abs=1)
+    lines = (f"6,{number},9000000,-;{line}\n" for number, line in enumerate(crashes))
+    assert _read_log(tmp_path, "".join(lines)).xids == ()
 
 
 def test_without_a_message_of_the_kernel(tmp_path: Path) -> None:
@@ -179,5 +178,4 @@ def test_without_a_message_of_the_kernel(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     assert read_kernel_log(str(log)) == (None, None, f"{log} cannot be read: No such file or directory")
     for content in ("", "12,3,7000000,-;written by a program\n"):
-        log.write_text(content)
-        assert read_kernel_log(str(log)) == (None, None, f"{log} shows no message of the kernel")
+        assert _read_log(tmp_path, content) == (None, None, f"{log} shows no message of the kernel")
