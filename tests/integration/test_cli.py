@@ -299,15 +299,6 @@ def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dgx.json", "topo.html"]
 
 
-def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
-    """--output writes into a device or pipe, and does not replace it."""
-    link, target, device = tmp_path / "link.svg", tmp_path / "target.svg", Path("/dev/null")
-    link.symlink_to(target)
-    for path in (link, device):
-        assert forked("topo", "--machine", dgx, "--format", "svg", "--output", str(path)).status == 0
-    assert (link.is_symlink(), target.read_text()[:4], device.is_char_device()) == (True, "<?xm", True)
-
-
 @pytest.mark.parametrize(
     ("command", "second"), [(["plan", "--json"], '"local_rank": 1'), (["topo", "--plan"], "gpu1  rank 1")]
 )

@@ -132,16 +132,6 @@ def test_plans_of_runs_are_offered(variable: str, tmp_path: Path) -> None:
     assert f"word\t{Path(run).name}\t" in found
 
 
-def test_the_script_explains_itself() -> None:
-    """Each script begins with where to put it, as the help does."""
-    page = forked("completion", "--help").out
-    for shell in _SHELLS:
-        done = forked("completion", shell)
-        assert done.status == 0, done.err
-        assert f"numapin completion {shell}" in done.out.partition("\n\n")[0]
-        assert f"numapin completion {shell}" in page
-
-
 def test_a_key_press_does_not_import_torch() -> None:
     """Completion stays fast: it never imports torch, and for the names of commands no command."""
     code = (
