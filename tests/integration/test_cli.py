@@ -211,7 +211,7 @@ def test_no_trailing_blanks(dgx: str, command: str) -> None:
 def test_a_terminal_without_a_width(dgx: str) -> None:
     """COLUMNS=0 means that the width is unknown: tables and warnings are shown all the same."""
     done = on_terminal([*NUMAPIN, "plan", "--machine", dgx, "--nproc-per-node", "16"], {"COLUMNS": "0"})
-    assert (done.status, "48-63,176-191" in done.text, "each GPU is shared by 2 ranks" in done.text) == (0, True, True)
+    assert (done.status, "48-63, 176-191" in done.text, "each GPU is shared by 2 ranks" in done.text) == (0, True, True)
 
 
 @pytest.mark.parametrize(
