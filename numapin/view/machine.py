@@ -1,4 +1,4 @@
-"""A machine as views show it: its PCIe tree, GPU links, shared caches, empty nodes, and the places of a plan's ranks.
+"""A machine as views show it: its PCIe tree, GPU links, empty nodes, and the places of a plan's ranks.
 
 Below that, facts about a machine and a plan as short texts, the same in every view.
 """
@@ -48,14 +48,6 @@ LINK_MEANINGS: Final[Mapping[str, str]] = {  # the words of all links, the neare
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanningL3:
-    """An L3 cache that the cores of several nodes share, as with sub-NUMA clustering."""
-
-    nodes: CpuSet
-    cores: tuple[Core, ...]
-
-
 def gpu_link(word: str) -> str:
     """Return the family of a link that GPUs have of their own: "NV" of "NV12"; "" for a path over PCIe."""
     return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]{{0,4}}", word)), "")
@@ -93,30 +85,6 @@ def empty_nodes(topology: Topology) -> CpuSet:
     without_memory = (node.id for node in topology.nodes if node.memory_bytes == 0 and not node.cpus)
     empty = CpuSet(without_memory) - used
     return empty if len(empty) > 1 else CpuSet()
-
-
-def spanning_l3s(topology: Topology) -> dict[int, SpanningL3]:
-    """Return the L3 caches that are drawn around their nodes, by node.
-
-    A cache counts if its nodes are in one package and all of their cores share it. What contradicts that is wrong
-    firmware, and stays a group of cores in each node.
-    """
-    l3s_of: dict[int | None, set[int | None]] = {}  # by node
-    sharers: dict[int, list[Core]] = {}
-    for core in topology.cores:
-        l3s_of.setdefault(core.node, set()).add(core.l3)
-        if core.l3 is not None:
-            sharers.setdefault(core.l3, []).append(core)
-    package_of = {node.id: node.package for node in topology.nodes}
-    found: dict[int, SpanningL3] = {}
-    for _, cores in sorted(sharers.items()):
-        nodes = {core.node for core in cores}
-        numbers = CpuSet(node for node in nodes if node is not None)
-        have_others = any(len(l3s_of[node]) > 1 for node in nodes)
-        packages = {package_of[node] for node in numbers}
-        if 2 <= len(numbers) == len(nodes) and not have_others and len(packages) == 1:
-            found |= dict.fromkeys(numbers, SpanningL3(nodes=numbers, cores=tuple(cores)))
-    return found
 
 
 def gpu_of_memory(topology: Topology, node: Node) -> Gpu | None:
@@ -353,7 +321,6 @@ class MachineView:
     places: RankPlaces
     nearest_nics: Mapping[int, NearestNics]
     empty: CpuSet  # the nodes that are shown together
-    l3_of: Mapping[int, SpanningL3]  # the cache around each node whose L3 cache spans nodes
     fast: Mapping[int, str]  # the fast CPUs of each node that has fast and slow ones
     model: str  # the model of several GPUs if all have the same one
     pcie: str  # the PCIe link of several GPUs if all have the same one
@@ -369,7 +336,6 @@ def machine_view(topology: Topology, plan: Plan | None) -> MachineView:
         places=rank_places(topology, plan),
         nearest_nics=topology.nearest_nics if topology.gpus else {},
         empty=empty_nodes(topology),
-        l3_of=spanning_l3s(topology),
         fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)[0]},
         model=models.pop() if has_several and len(models) == 1 else "",
         pcie=links.pop() if has_several and len(links) == 1 else "",

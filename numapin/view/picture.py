@@ -67,7 +67,6 @@ class BoxKind(StrEnum):
     SOCKET = "socket"
     NODE = "node"
     MEMORY_NODE = "memnode"
-    CACHE = "cache"  # an L3 cache around the nodes that share it
     L3 = "l3"  # cores that share an L3 cache; also cores of unknown cache, or of one that spans nodes
     CORE = "core"
     CPU = "cpu"
@@ -183,14 +182,14 @@ class Box:
         self.height = height
         tops = [child.y for child in self.children]
         for child in self.children:
-            if self.kind in (BoxKind.SOCKET, BoxKind.CACHE) and child.y == max(tops):
+            if self.kind is BoxKind.SOCKET and child.y == max(tops):
                 child.stretch(child.height + extra)
             elif self.kind in _ENDS_WITH_DEVICES and child.y > min(tops):
                 child.y += extra
 
     def mirror(self) -> None:
         """Turn the parts of a socket, node or switch upside down: devices are at the upper end."""
-        if self.kind in (BoxKind.SOCKET, BoxKind.CACHE, *_ENDS_WITH_DEVICES):
+        if self.kind in (BoxKind.SOCKET, *_ENDS_WITH_DEVICES):
             for child in self.children:
                 child.y = self.height - child.y - child.height
                 child.mirror()
@@ -402,23 +401,11 @@ def _blocks(drawing: _Drawing) -> list[Box]:
     topology, sockets = drawing.machine.topology, {package.id for package in drawing.machine.topology.packages}
 
     def parts(nodes: Iterable[Node], lost_cores: Sequence[Core]) -> list[Box]:
-        """Return a frame per node, one around nodes that share an L3 cache, and one for cores of unknown node."""
-        around: dict[CpuSet, list[Box]] = {}
-        for node in nodes:
-            l3 = drawing.machine.l3_of.get(node.id)
-            around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(_node(drawing, node))
-        found = []
-        for numbers, boxes in around.items():
-            l3 = drawing.machine.l3_of.get(min(numbers))
-            if l3 is None:
-                found += boxes
-                continue
-            name, size = f"L3 of nodes {numbers}", counted(len(l3.cores), "core")
-            rows = [[words((name, size, 12))], *rows_within(boxes, WIDE - 4 * PAD)]
-            found.append(frame(BoxKind.CACHE, rows, key=f"l3 of nodes {numbers}", title=_title(f"one {name}: {size}")))
+        """Return a frame per node, and one for cores of unknown node."""
+        found = [_node(drawing, node) for node in nodes]
         if lost_cores:
             head = [words(("cores of unknown node", "", 13))]
-            rows = [head, *_core_rows(drawing, lost_cores, spanned=False, wanted=_TEXT)]
+            rows = [head, *_core_rows(drawing, lost_cores, wanted=_TEXT)]
             found.append(frame(BoxKind.NODE, rows))
         return found
 
@@ -446,7 +433,8 @@ def _node(drawing: _Drawing, node: Node) -> Box:
     devices = _device_rows(drawing, pcie_tree(topology, devices_on(topology, node.id)))
     width = max([_TEXT, *map(_width, devices)])
     own_cores = [core for core in topology.cores if core.node == node.id]
-    cores = _core_rows(drawing, own_cores, spanned=node.id in drawing.machine.l3_of, wanted=width)
+    others_l3s = {core.l3 for core in topology.cores if core.node != node.id}
+    cores = _core_rows(drawing, own_cores, wanted=width, others_l3s=others_l3s)
     width = max([width, *map(_width, cores)])
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
     fast, banned = drawing.machine.fast.get(node.id, ""), "" if allowed else "not allowed"
@@ -471,15 +459,17 @@ def _node(drawing: _Drawing, node: Node) -> Box:
     )
 
 
-def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wanted: float) -> list[list[Box]]:
+def _core_rows(
+    drawing: _Drawing, cores: Sequence[Core], *, wanted: float, others_l3s: Collection[int | None] = ()
+) -> list[list[Box]]:
     """Return the L3 groups in rows, the cores of unknown L3 last; a single one is about as wide as `wanted`.
 
-    With `spanned`, the L3 cache is drawn around the node, and its cores are a group without a cache. Ranks are named
-    where they differ: on groups of different ranks, and on cores if the cores of a group differ.
+    Cores that share an L3 cache with those of other nodes, as with sub-NUMA clustering, are a group without a cache.
+    Ranks are named where they differ: on groups of different ranks, and on cores if the cores of a group differ.
     """
     by_l3: dict[int | None, list[Core]] = {}
     for core in cores:
-        by_l3.setdefault(None if spanned else core.l3, []).append(core)
+        by_l3.setdefault(None if core.l3 in others_l3s else core.l3, []).append(core)
     groups = sorted(by_l3.items(), key=lambda item: math.inf if item[0] is None else item[0])
     cpus_of = {l3: CpuSet(chain.from_iterable(core.cpus for core in group)) for l3, group in groups}
     on = drawing.machine.places.on
@@ -687,7 +677,6 @@ _LOOKS: Final = {  # class -> fill, stroke
     "socket": ("socket", "line"),
     "node": ("node", "edge"),
     "memnode": ("node", "edge"),
-    "cache": ("l3", "edge"),
     "l3": ("l3", None),
     "core": ("cpu", "edge"),
     "cpu": ("cpu", "edge"),

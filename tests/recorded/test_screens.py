@@ -62,7 +62,6 @@ DESCRIBED = {"1pkg-4node-smt2-8amd": "hwloc", "2pkg-2node-smt2-8gpu-a100": "nccl
 SHOWN = ("topo", "topo --format matrix", *(f"plan --bind {bind}" for bind in BINDS))
 
 
-_SNC4 = snc4()
 _GPU_MEMORY = golden_machine("2pkg-34node-gpumem-4gpu")
 _NCCL = golden_machine("2pkg-2node-8gpu-4nic.nccl")
 
@@ -74,8 +73,7 @@ def _linked(*kinds: str) -> Topology:
 
 
 MADE = {
-    "l3-over-nodes": _SNC4,
-    "l3-over-packages": replace(_SNC4, cores=tuple(replace(core, l3=0) for core in _SNC4.cores)),
+    "l3-over-nodes": snc4(),
     "two-l3": grid(l3=2),
     "one-empty-node": grid(nodes=2, memory_nodes=[2], memoryless=[2]),
     "gpu-memory-of-unknown-gpus": replace(
@@ -94,7 +92,6 @@ MADE = {
         ),
         nics=(Nic(name="a", node=0, rate_gbit_s=400.0), Nic(name="b", node=0, is_up=False)),
     ),
-    "l3-over-some-nodes": replace(_SNC4, cores=(replace(_SNC4.cores[0], l3=None), *_SNC4.cores[1:])),
     "a-long-name": replace(grid(gpus=[0]), nics=(Nic(name="a_very_long_name_of_a_network_device_" * 3, node=0),)),
     "links": _linked("NV12", "NV", "XGMI4", "XGMI", "XELINK", "PIX", "PXB", "PHB", "NODE", "SYS"),
 }

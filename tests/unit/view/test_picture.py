@@ -67,7 +67,7 @@ CASES: dict[str, Topology | tuple[Topology, Request | Plan]] = {
     "of GPUs in two rows, only those next to the bar have a line": _linked(
         grid(nodes=1, gpus=[0] * 24), _between(*range(24), word="NV18")
     ),
-    "the L3 cache of four nodes is one frame around them; distances are a line": snc4(),
+    "cores that share an L3 cache with other nodes are a group without one; distances are a line": snc4(),
     "GPU memory is in its GPU; 28 empty nodes are one box; the bar of NVLinks is below both sockets": GB200,
     "an empty node that a NIC is on has its own box": replace(GB200, nics=(Nic(name="eth0", node=3),)),
     "a single empty node is drawn as any other": grid(nodes=2, memory_nodes=[2], memoryless=[2]),
