@@ -398,11 +398,9 @@ def model_name(gpu: Gpu) -> str:
     return model if vendor.lower() in model.lower() else joined(vendor, model, separator=" ")
 
 
-def address(gpu: Gpu, *, short: bool = False) -> str:
-    """Return a GPU's PCI address, and the number of the partition if several devices have that address."""
-    pci = known(gpu.pci)
-    if short:
-        pci = short_pci(pci)
+def address(gpu: Gpu) -> str:
+    """Return a GPU's short PCI address, and the number of the partition if several devices have that address."""
+    pci = short_pci(known(gpu.pci))
     if gpu.partition is None:
         return pci
     word = "tile" if gpu.vendor is GpuVendor.INTEL else "partition"

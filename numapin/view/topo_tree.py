@@ -134,7 +134,7 @@ def _add_devices(branch: Tree, machine: MachineView, parts: Sequence[PcieGroup |
             is_usual = part.node_source in _USUAL_SOURCES or machine.is_one_source
             facts = (
                 rank_names(machine.places.gpus.get(part.index, ())),
-                address(part, short=True),
+                address(part),
                 "" if part.cuda_index == part.index else torch_name(part),
                 "" if machine.model else model_name(part),
                 "" if machine.pcie else pcie_link(part),

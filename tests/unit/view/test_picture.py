@@ -105,8 +105,8 @@ def _outline(box: Box, depth: int = 0) -> Iterator[str]:
     marks = [name for name, is_set in (("off", box.off), ("idle", box.idle)) if is_set]
     ranks = [f"ranks {','.join(map(str, box.ranks))}"] if box.ranks else []
     size = [] if box.labels or box.children else [f"{box.width:.0f} x {box.height:.0f}"]
-    said = [label.text for label in box.labels] + [box.title.replace("\n", " / ")] * bool(box.title)
-    yield f"{' ' * depth}{' '.join((box.kind, box.key, *size, *ranks, *marks))}: {' | '.join(said)}"
+    said = " | ".join(label.text for label in box.labels)
+    yield f"{' ' * depth}{' '.join((box.kind, box.key, *size, *ranks, *marks))}: {said}"
     for is_core, parts in groupby(box.children, lambda part: part.kind is BoxKind.CORE):
         if is_core:
             for text, alike in groupby(parts, _core_text):
@@ -220,11 +220,10 @@ def test_hostile_names_stay_in_their_boxes() -> None:
     topology, plan = _hostile()
     picture = lay_out(topology, plan)
     assert problems(picture) == []
-    titles = (line for part in boxes(picture.box) for line in part.title.split("\n"))
-    shown = [*(label.text for part in boxes(picture.box) for label in part.labels), *titles, picture.title]
+    shown = [*(label.text for part in boxes(picture.box) for label in part.labels), picture.title, picture.description]
     assert all(text.isprintable() and len(text) <= 400 for text in shown)
     tags = {part.tag.removeprefix(SVG) for part in parsed(svg(topology, plan)).iter()}
-    assert tags == {"svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "g", "text"}
+    assert tags == {"svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "text"}
 
 
 @pytest.mark.parametrize("width", [0, 5, 20, 100, 1000])
