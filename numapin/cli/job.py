@@ -419,7 +419,7 @@ def _request(
     request = record_of(
         JobRequest,
         given,
-        gpus_per_node=gpus_per_host(num_gpus, topology, named=binding.gpus),
+        gpus_per_node=gpus_per_host(num_gpus, topology),
         gpu_type=gpu_type,
         whole_nodes=topology is None and given["cpus_per_task"] is None,
         options=tuple(options),
