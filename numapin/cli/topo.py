@@ -112,9 +112,5 @@ def topo(
                 from numapin.view.picture import svg as drawn
             else:
                 from numapin.view.page import page as drawn
-            text = drawn(topology, plan)
-            if output is None:
-                emit(text)
-            else:
-                write(text, output, option="--output")
+            write(drawn(topology, plan), output, option="--output")
     warn((plan or topology).warnings)
