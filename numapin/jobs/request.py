@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9./_][A-Za-z0-9._:/@#+=-]{0,511}")
-_NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
 _MAX_NODES: Final = 100_000
 _MEMORY_PART: Final = 0.9  # of a host's memory; the rest is left to the system
 
@@ -134,9 +133,6 @@ class JobRequest:
         for line in self.directives:
             if not line.isprintable():
                 raise UsageError(f"--directive {line!r} is not one printable line", "give each line by itself")
-        for word in (*self.command, *self.options, *self.setup, *self.directives, self.hostfile or ""):
-            if _NOT_TEXT.search(word):
-                raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
         if self.dataloader and self.form is Form.TASK:
             raise UsageError(
                 f"--dataloader {self.dataloader} with --form task: numapin exec does not change the script's loaders",
