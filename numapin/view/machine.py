@@ -16,7 +16,6 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
 from numapin.base.text import counted, listed
 from numapin.errors import UsageError
-from numapin.plan.request import Memory
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Gpu, NodeKind
 from numapin.topology.nics import LinkKind
@@ -25,7 +24,7 @@ from numapin.topology.vendors import GpuVendor, support_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from numapin.plan.model import Plan, RankPlan
+    from numapin.plan.model import Plan
     from numapin.topology.model import Core, Node, Pcie, Topology
     from numapin.topology.nics import Adapter, NearestNics, Nic
 
@@ -417,13 +416,6 @@ def node_source(gpu: Gpu) -> str:
     return f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
 
 
-def policy(rank: RankPlan) -> str:
-    """Return a rank's memory policy, with its nodes if it names any."""
-    if rank.memory in (Memory.NONE, Memory.LOCAL):
-        return rank.memory.value
-    return f"{rank.memory.value} {rank.nodes}"
-
-
 def own_nic(nearest: NearestNics | None) -> str:
     """Return the NIC that a GPU gets of those nearest to it, and the link between them."""
     return f"NIC {nearest.names[0]} ({nearest.link})" if nearest else ""
@@ -434,11 +426,6 @@ def nic_state(nic: Adapter) -> str:
     if nic.is_up is False:
         return "down"
     return f"{nic.rate_gbit_s:g} Gbit/s" if nic.rate_gbit_s else ""
-
-
-def own_nic_name(rank: RankPlan) -> str:
-    """Return the name of a rank's own NIC, cut at a length that no machine needs; "" if none is known."""
-    return shortened(rank.nics[0]) if rank.nics else ""
 
 
 def rank_names(ranks: Collection[int]) -> str:

@@ -338,7 +338,7 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     devices: list[Device] = [*topology.gpus, *topology.nic_devices]
     drawing = replace(drawing, device_width=max((_device(drawing, device).width for device in devices), default=0))
 
-    name, planned = topology.host or topology.source, plan_in_words(plan)
+    name, planned = topology.host or topology.source, f"Plan: {plan}".partition("\n")[0] if plan else ""
     size = joined(
         counted(len(topology.packages), "socket") if topology.packages else "",
         counted(len(topology.nodes), "NUMA node"),
@@ -376,13 +376,6 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
         title=f"Topology of {printable(name[:_TEXT])}",
         description=printable(f"{size}. {planned}".strip()[:_TEXT]),
     )
-
-
-def plan_in_words(plan: Plan | None) -> str:
-    """Return what was requested of the plan; "" without a plan."""
-    if plan is None:
-        return ""
-    return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
 
 
 def _blocks(drawing: _Drawing) -> list[Box]:

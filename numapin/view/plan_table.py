@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.view.machine import known, own_nic_name, policy, rank_names, short_pci, shortened
+from numapin.plan.request import Memory
+from numapin.view.machine import known, rank_names, short_pci, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 
@@ -40,9 +41,9 @@ def plan_table(plan: Plan) -> Table:
             gpu_cell(rank.gpu),
             known(rank.node, unknown="-"),
             str(rank.cpus).replace(",", ", "),  # so that a long list is broken after commas
-            policy(rank),
+            rank.memory.value if rank.memory in (Memory.NONE, Memory.LOCAL) else f"{rank.memory.value} {rank.nodes}",
             str(rank.num_threads),
-            own_nic_name(rank),
+            shortened(rank.nics[0]) if rank.nics else "",
         )
         table.add_row(*cells[: len(headings)])
     return table
