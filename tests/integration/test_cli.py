@@ -22,6 +22,7 @@ from numapin import Topology
 from tests.integration.launching import NUMAPIN, call, environment, forked, numapin, script
 from tests.integration.seam import run_folder
 from tests.machines.roots import load, write_root
+from tests.pictures import golden_machine
 from tests.terminals import on_terminal
 from tests.trace.made import loop
 
@@ -29,16 +30,10 @@ if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
 
 
-GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
-
-
 @pytest.fixture
 def dgx(tmp_path: Path) -> str:
     """Give a machine file of a DGX A100, which has pairs of GPUs on nodes 3, 1, 7 and 5 of 8."""
-    golden = json.loads((GOLDEN / "2pkg-8node-smt2-8gpu-pairs.json").read_text())
-    path = tmp_path / "dgx.json"
-    path.write_text(json.dumps(golden["topology"]))
-    return str(path)
+    return script(tmp_path, json.dumps(golden_machine("2pkg-8node-smt2-8gpu-pairs").to_json()), "dgx.json")
 
 
 class TestStreams:
@@ -172,7 +167,7 @@ def test_frequent_commands_are_fast(command: str, limit_s: float) -> None:
 
 def test_gpus_of_nvml(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """GPUs that NVML reports are shown, through the real pynvml."""
-    recorded = (GOLDEN.parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
+    recorded = Path(__file__).parents[1].joinpath("nvml", "h200-x2-vm.nvml").read_text()
     done = forked("topo", "--json", cwd=None, **fake_nvml.environment(tmp_path, recorded))
     gpus = json.loads(done.out)["gpus"]
     assert {(gpu["name"], gpu["cuda_index"], gpu["visible"]) for gpu in gpus} == {
