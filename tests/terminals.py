@@ -59,14 +59,13 @@ def on_terminal(
     typed: Callable[[bytes], bytes] = lambda _: b"",
 ) -> Shown:
     """Run a command on its own terminal, in the environment with `changes`."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
+    master, slave = opened(WIDTH)
     environ = environment(**{"TERM": "xterm", "PYTHONUTF8": "1", **(changes or {})})
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=cwd) as process:
         os.close(slave)
         seen = b""
         try:
-            while part := _read(master):
+            while part := read(master):
                 seen += part
                 if keys := typed(seen):
                     os.write(master, keys)
@@ -76,7 +75,14 @@ def on_terminal(
     return Shown(status=process.returncode, raw=seen)
 
 
-def _read(master: int) -> bytes:
+def opened(num_columns: int) -> tuple[int, int]:
+    """Return both ends of a terminal of this width."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, num_columns, 0, 0))
+    return master, slave
+
+
+def read(master: int) -> bytes:
     """Read the next output; b"" after all processes have closed the terminal."""
     try:
         return os.read(master, 65536)

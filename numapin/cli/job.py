@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from numapin.base import formats
 from numapin.base.formats import did_you_mean
 from numapin.base.redact import without_secrets
 from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, record_of, topology_from
-from numapin.cli.output import emit, warn, write
+from numapin.cli.output import warn, write
 from numapin.errors import UsageError
 from numapin.jobs import kubernetes, pod_options, scripts
 from numapin.jobs.notation import parse_time
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+_NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
 _WRITTEN_BY: Final = "numapin.job.written_by"
 _SHAPE: Final = (
     click.Option(["--nodes"], type=int, default=1, metavar="N", help="Number of hosts (default: 1)."),
@@ -339,7 +341,10 @@ class _EngineCommand(click.Command):
     """A command that knows the words of its command line, which the script names."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Note the words, then parse them."""
+        """Note the words, then parse them. Raises UsageError for one that no script or manifest can contain."""
+        for word in args:
+            if _NOT_TEXT.search(word):
+                raise UsageError(f"{word!r} is not text that a script can contain", "write it in UTF-8")
         words = without_secrets(["numapin", "job", ctx.info_name or "", *args])
         ctx.meta[_WRITTEN_BY] = f"Written by numapin {__version__}: {formats.quote_all(words)}"
         return super().parse_args(ctx, args)
@@ -352,10 +357,7 @@ def _command(name: str, engine: _Engine) -> click.Command:
         request = _request(name, engine, **given, written_by=click.get_current_context().meta[_WRITTEN_BY])
         text = engine.build(request)
         warn(engine.warnings(request))
-        if output is None:
-            emit(text)
-        else:
-            write(text, output, option="--output")
+        write(text, output, option="--output")
 
     return _EngineCommand(
         name,
@@ -419,7 +421,7 @@ def _request(
     request = record_of(
         JobRequest,
         given,
-        gpus_per_node=gpus_per_host(num_gpus, topology, named=binding.gpus),
+        gpus_per_node=gpus_per_host(num_gpus, topology),
         gpu_type=gpu_type,
         whole_nodes=topology is None and given["cpus_per_task"] is None,
         options=tuple(options),

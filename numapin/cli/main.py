@@ -22,6 +22,7 @@ from numapin.cli.output import emit, prepare_streams, say_block, say_error
 from numapin.errors import MachineError, NumapinError, Stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import NoReturn, TextIO
 
@@ -194,18 +195,8 @@ def _show(error: click.ClickException) -> None:
     elif isinstance(error, click.MissingParameter):
         message, _, _ = message.partition(". Choose from")  # the choices are its name, too
     message = message.removesuffix(".")
-    context: click.Context | None = getattr(error, "ctx", None)
-    if context:
-        path = context.command_path
-    else:  # an option without its value: find the command in the line
-        command: click.Command | None = numapin
-        names = ["numapin"]
-        for word in sys.argv[1:]:
-            command = _subcommand(command, word)
-            if command is None:
-                break
-            names.append(word)
-        path = " ".join(names)
+    context: click.Context | None = getattr(error, "ctx", None)  # an option without its value has none
+    path = context.command_path if context else _find(sys.argv[1:])[1]
     hint = f"{path} --help"
     is_extra = message.startswith("Got unexpected extra argument") and not message.endswith("(help)")
     is_job = path == "numapin plan" and is_extra
@@ -219,20 +210,23 @@ def _say(message: str, hint: str) -> None:
     command: click.Command | None = None
     usage = ""
     if named := _HELP.search(hint):
-        names = (named[1] or "").split()
-        command = numapin
-        for name in names:
-            command = _subcommand(command, name)
-        if command is not None:
-            path = " ".join(["numapin", *names])
-            shown = click.Context(command, info_name=path, **command.context_settings)
-            usage = " ".join([path, *command.collect_usage_pieces(shown)])
+        command, path = _find((named[1] or "").split())
+        shown = click.Context(command, info_name=path, **command.context_settings)
+        usage = " ".join([path, *command.collect_usage_pieces(shown)])
     more = _values(message, command) or _suggestion(message, command)
     say_error(message + more, hint, usage=usage)
 
 
-def _subcommand(command: click.Command | None, name: str) -> click.Command | None:
-    return command.get_command(click.Context(command), name) if isinstance(command, click.Group) else None
+def _find(words: Sequence[str]) -> tuple[click.Command, str]:
+    """Return the command whose names these words begin with, and its path."""
+    command: click.Command = numapin
+    path = "numapin"
+    for word in words:
+        found = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command, path = found, f"{path} {word}"
+    return command, path
 
 
 def _suggestion(message: str, command: click.Command | None) -> str:

@@ -222,7 +222,7 @@ MACHINE: tuple[click.Option, ...] = (
         ["--machine"],
         type=MachinePath(),
         help="Read a machine file: numapin JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML; or a built-in "
-        "machine, e.g. example:dgx-a100 (topo --machine example: lists them).",
+        "machine, e.g. example:dgx-a100 (without a name, the error lists them).",
     ),
 )
 

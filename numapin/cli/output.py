@@ -216,9 +216,12 @@ def clear_status() -> None:
     show_status("")
 
 
-def write(text: str, path: Path, *, option: str) -> None:
-    """Write a file completely or not at all, and a device or pipe directly. Raises NumapinError with the option."""
-    write_text_to(str(path), text, remedy=f"choose another file for {option}")
+def write(text: str, path: Path | None, *, option: str) -> None:
+    """Print the text, or write it to a file completely or not at all. Raises NumapinError with the option."""
+    if path is None:
+        emit(text)
+    else:
+        write_text_to(str(path), text, remedy=f"choose another file for {option}")
 
 
 class ReportWriter:

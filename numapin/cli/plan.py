@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -25,19 +24,11 @@ _RANKS: Final = click.Option(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PlanOptions(BindingOptions):
-    """The parsed values of this command's options, by click's names."""
-
-    as_json: bool
-    nproc_per_node: int | None
-    root: Path | None
-    machine: Path | None
-
-
 @click.command(params=[*BINDING, *MACHINE, _RANKS], context_settings={"allow_interspersed_args": False})
 @json_option("numapin.plan/1")
-def plan(**values: object) -> None:
+def plan(
+    *, as_json: bool, nproc_per_node: int | None, root: Path | None, machine: Path | None, **binding: object
+) -> None:
     """Show which CPUs and which memory each rank would get, and why. Starts nothing.
 
     \b
@@ -47,14 +38,14 @@ def plan(**values: object) -> None:
       numapin plan --machine example:dgx-a100        for a built-in machine
       numapin plan --nproc-per-node 4 --json         for scripts
     """
-    options = record_of(_PlanOptions, values)
-    topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
-    is_this_host = options.root is None and options.machine is None
-    num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=is_this_host)
+    options = record_of(BindingOptions, binding)
+    topology = topology_from(gpu_nodes=options.gpu_nodes, root=root, machine=machine)
+    is_this_host = root is None and machine is None
+    num_ranks = nproc_per_node or default_num_ranks(topology, is_this_host=is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))
     if is_this_host:
         made = with_users_nics(made, os.environ)
-    if options.as_json:
+    if as_json:
         emit(json_text(made.to_json()))
         warn(made.warnings)
     else:

@@ -134,7 +134,6 @@ run = TorchrunCommand(
     _run,
     about=_DESCRIPTION,
     examples=_EXAMPLES,
-    short_help="Run a training script, one bound rank per GPU.",
     sections=SECTIONS,
 )
 

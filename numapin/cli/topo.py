@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.base.text import counted
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, run_names, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numapin.plan.model import Plan
 
-_LIST: Final = "example:"  # --machine example: lists the built-in machines
 _NEW_PLAN: Final = ""  # the value of --plan without a file
 _SHOWN: Final = ("tree", "matrix", "json")
 _DRAWN: Final = ("svg", "html")
@@ -60,7 +59,6 @@ def topo(
       numapin topo --format svg --plan @last > topo.svg
       numapin topo --save dgx.json        to plan for this machine elsewhere:
       numapin plan --machine dgx.json
-      numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
     """
     if save and (form or as_json or plan_file is not None or output):
@@ -80,17 +78,6 @@ def topo(
     if output is None and form in _DRAWN and is_terminal(sys.stdout):
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
-    is_alone = form == "tree" and all(value is None for value in (root, gpu_nodes, plan_file, save))
-    if str(machine) == _LIST and is_alone:
-        from numapin.topology.discover import example_names
-
-        for name in example_names():
-            example = topology_from(gpu_nodes=None, machine=Path(name))
-            title = (example.host or "").removeprefix(_LIST).strip()
-            nodes, cpus = counted(len(example.cpu_nodes), "node"), counted(len(example.cpus), "CPU")
-            counts = f"{nodes} with CPUs, {cpus}, {counted(len(example.gpus), 'GPU')}"
-            emit(f"{name:<18} {title}: {counts}\n")
-        return
     topology = topology_from(gpu_nodes=gpu_nodes, root=root, machine=machine)
     if save is not None:
         write(json_text(topology.to_json()), save, option="--save")
@@ -125,9 +112,5 @@ def topo(
                 from numapin.view.picture import svg as drawn
             else:
                 from numapin.view.page import page as drawn
-            text = drawn(topology, plan)
-            if output is None:
-                emit(text)
-            else:
-                write(text, output, option="--output")
+            write(drawn(topology, plan), output, option="--output")
     warn((plan or topology).warnings)

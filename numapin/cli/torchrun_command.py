@@ -61,7 +61,6 @@ class TorchrunCommand(click.Command):
         *,
         about: str,
         examples: str,
-        short_help: str,
         sections: dict[str, list[click.Option]],
         other_sections: dict[str, list[click.Option]] | None = None,
     ) -> None:
@@ -80,7 +79,6 @@ class TorchrunCommand(click.Command):
                 click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
             ],
             help=f"{about}\n\n\b\nExamples:\n{examples}",
-            short_help=short_help,
             context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
         )
         self._sections, self._other_sections = sections, other_sections or {}

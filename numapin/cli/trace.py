@@ -115,7 +115,6 @@ trace = TorchrunCommand(
     _trace,
     about=_ABOUT,
     examples=_EXAMPLES,
-    short_help="Profile a script, and report what to change.",
     sections={"Trace": [*_OPTIONS, _READ]},
     other_sections=SECTIONS,
 )

@@ -146,7 +146,7 @@ def _require_complete(request: JobRequest, form: _Form) -> None:
         lacks_size = any(need != "an image" for need, _ in missing)
         why = "; without these numbers it is not Guaranteed, and gets no CPUs of its own" if lacks_size else ""
         other = "; --machine FILE (numapin topo --save FILE) has CPUs and memory" if lacks_size else ""
-        what, options = (_joined(words) for words in zip(*missing, strict=True))
+        what, options = (", ".join(words) for words in zip(*missing, strict=True))
         raise UsageError(f"a pod needs {what}{why}", f"give {options}{other}")
     if in_registry(request.container or "") is None:
         raise UsageError(
@@ -170,11 +170,6 @@ def _require_complete(request: JobRequest, form: _Form) -> None:
             f"ResourceClaim has at most {_MAX_DEVICES}",
             "give fewer classes, or write the claims yourself",
         )
-
-
-def _joined(words: tuple[str, ...]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def warnings(request: JobRequest) -> tuple[str, ...]:

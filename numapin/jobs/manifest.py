@@ -10,8 +10,6 @@ import re
 from string import Template
 from typing import TYPE_CHECKING, Final
 
-from numapin.errors import UsageError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,7 +17,6 @@ _SLOT: Final = re.compile(r"(?P<indent> *)(?P<head>(?:- )?[\w./-]+:|-) \$(?P<nam
 # Strings that need no quotes, except for these words, which YAML 1.1 readers take for other values.
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NOT_PLAIN: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-_NOT_TEXT: Final = re.compile("[\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
 
 
 class Lines(tuple[str, ...]):
@@ -75,9 +72,7 @@ def _entry(head: str, value: object) -> list[str]:
 
 
 def _word(text: str) -> str:
-    """Return a string in one line, with quotes if a reader could misread it. Raises UsageError if it is not text."""
-    if _NOT_TEXT.search(text):
-        raise UsageError(f"{text!r} is not text that a manifest can contain", "write it in UTF-8")
+    """Return a string in one line, with quotes if a reader could misread it."""
     if _PLAIN.fullmatch(text) and text.lower() not in _NOT_PLAIN:
         return text
     return '"' + "".join(map(_escaped, text)) + '"'

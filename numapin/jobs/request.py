@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9./_][A-Za-z0-9._:/@#+=-]{0,511}")
-_NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
 _MAX_NODES: Final = 100_000
 _MEMORY_PART: Final = 0.9  # of a host's memory; the rest is left to the system
 
@@ -134,9 +133,6 @@ class JobRequest:
         for line in self.directives:
             if not line.isprintable():
                 raise UsageError(f"--directive {line!r} is not one printable line", "give each line by itself")
-        for word in (*self.command, *self.options, *self.setup, *self.directives, self.hostfile or ""):
-            if _NOT_TEXT.search(word):
-                raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
         if self.dataloader and self.form is Form.TASK:
             raise UsageError(
                 f"--dataloader {self.dataloader} with --form task: numapin exec does not change the script's loaders",
@@ -179,43 +175,25 @@ def name_of(script: str) -> str:
 # The --gpus of Slurm, of other launchers and of people is a number of GPUs; ours lists them, as in `numapin run`.
 
 
-def gpus_per_host(given: int | None, topology: Topology | None, *, named: Sequence[str] | None) -> int:
+def gpus_per_host(given: int | None, topology: Topology | None) -> int:
     """Return the number of GPUs per host. Raises UsageError if it is unknown."""
     if given is not None:
         return given
-    if topology is not None:
-        return len(topology.vendor_gpus)
-    number = _only_number(named)
-    if number is not None:
+    if topology is None:
         raise UsageError(
-            f"the number of GPUs per host is unknown: --gpus {number} names one GPU, number {number}",
-            f"for {number} GPUs per host, give --gpus-per-node {number}",
+            "the number of GPUs per host is unknown",
+            "give --gpus-per-node N (0 for none), or --machine FILE (topo --save)",
         )
-    raise UsageError(
-        "the number of GPUs per host is unknown",
-        "give --gpus-per-node N (0 for none), or --machine FILE (topo --save)",
-    )
+    return len(topology.vendor_gpus)
 
 
 def require_gpu_per_rank(named: Sequence[str] | None, *, num_ranks: int) -> None:
     """Raise UsageError if --gpus names too few GPUs for a host's ranks, because NCCL accepts no GPU twice."""
-    if named is None or len(named) >= num_ranks:
-        return
-    number = _only_number(named)
-    if number is not None:
+    if named is not None and len(named) < num_ranks:
         raise UsageError(
-            f"--gpus {number} names one GPU, number {number}, for the {num_ranks} ranks of a host",
-            f"for {number} GPUs per host, give --gpus-per-node {number}; --gpus lists GPUs by number: --gpus 0,1",
+            f"--gpus {','.join(named)} names {counted(len(named), 'GPU')} for the {num_ranks} ranks of a host",
+            f"each rank needs its own GPU: --ranks-per-node {len(named)}, or name more GPUs, as in --gpus 0,1",
         )
-    raise UsageError(
-        f"--gpus {','.join(named)} names {counted(len(named), 'GPU')} for the {num_ranks} ranks of a host",
-        f"each rank needs its own GPU: --ranks-per-node {len(named)}, or name more GPUs",
-    )
-
-
-def _only_number(named: Sequence[str] | None) -> str | None:
-    """Return the value of --gpus if it is one number, which may have been meant as a number of GPUs."""
-    return named[0] if named and len(named) == 1 and named[0].isdecimal() else None
 
 
 def sized(request: JobRequest, topology: Topology, *, spare_cores: int, memory_by_number: bool) -> JobRequest:

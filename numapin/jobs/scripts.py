@@ -33,12 +33,6 @@ def run_command(request: JobRequest) -> tuple[str, ...]:
     return *(flag for flag, is_given in flags.items() if is_given), *request.command
 
 
-def rank_command(request: JobRequest) -> tuple[str, ...]:
-    """Return a rank's command line, as `numapin run` would start it."""
-    python = () if request.no_python else ("python", "-u")
-    return *python, *(["-m"] if request.module else []), *request.command
-
-
 def _part(name: str) -> list[str]:
     """Return lines of scripts that are always the same."""
     path = resources.files("numapin.jobs") / "templates" / f"{name}.sh"
@@ -115,7 +109,8 @@ def _started(
     options = [quote(option) for option in request.run_options]
     if request.form is Form.TASK:
         shell = ["bash", "-c", f"'export {rank_variables}; exec \"$@\"'", "bash"]
-        return [shell, container, ["numapin", "exec", *options, "--"], [*map(quote, rank_command(request))]]
+        python = [] if request.no_python else ["python", "-u", *(["-m"] if request.module else [])]
+        return [shell, container, ["numapin", "exec", *options, "--"], [*python, *map(quote, request.command)]]
     address = ['--master-addr="$MASTER_ADDR"'] if has_address else []
     start = ["numapin", "run", f"--nproc-per-node={request.num_ranks}", *address, *options]
     return [container, start, [*map(quote, run_command(request))]]

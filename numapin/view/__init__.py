@@ -14,7 +14,7 @@
     trace_table.py    the time of a step by activity, and two traced runs by part
     compare_table.py  variants of a script, compared
     bench_table.py    the figures of a benchmark
-    machine.py        PCIe tree, GPU links, shared caches, the places of ranks, and facts as short texts
+    machine.py        PCIe tree, GPU links, the places of ranks, and facts as short texts
     picture.py        a machine as SVG
     page.py           the same as HTML, with a table of ranks
 """

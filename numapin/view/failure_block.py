@@ -50,7 +50,7 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
             *_row("next", ["see what numapin printed there"]),
             *_row("here", _wrapped(_others(failure.ranks), 2)),
             *_row("were in", _wrapped(_places(failure.ranks), 2)),
-            *_row("more", _broken(file) if file else []),
+            *_row("more", _wrapped(file, _LINES_OF_PATH)),
         ]
     cause, advice = likely_cause(failure)
     most = _LINES_WITH_EXCEPTION if rank.exception and cause else _LINES
@@ -70,8 +70,8 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
         *_row("others", _wrapped(_others(failure.ranks[1:]), 2)),
     ]
     end = [
-        *_row("log", [line for log in rank.logs[-1:] for line in _broken(log)]),
-        *_row("more", [*(_broken(file) if file else []), "all frames on the terminal: numapin run --traceback …"]),
+        *_row("log", [line for log in rank.logs[-1:] for line in _wrapped(log, _LINES_OF_PATH)]),
+        *_row("more", [*_wrapped(file, _LINES_OF_PATH), "all frames on the terminal: numapin run --traceback …"]),
     ]
     room = NUM_LINES - 1 - len(above) - len(below) - len(end)
     places = _row("were in", _wrapped(_places(failure.ranks[1:]), 2))[:room]
@@ -194,21 +194,9 @@ def _row(label: str, lines: Sequence[str]) -> list[str]:
 def _wrapped(text: str, num_lines: int) -> list[str]:
     """Return text in at most this many lines."""
     begin = text[: 2 * num_lines * _TEXT_COLUMNS]  # `wrap` takes minutes for megabytes without a blank
-    lines = wrap(printable(begin), _TEXT_COLUMNS, break_on_hyphens=False)
+    width = _TEXT_COLUMNS if cell_len(begin) == len(begin) else _TEXT_COLUMNS // 2  # a letter may take two columns
+    lines = wrap(printable(begin), width, break_on_hyphens=False)
     return [*lines[: num_lines - 1], " ".join(lines[num_lines - 1 :])] if len(lines) > num_lines else lines
-
-
-def _broken(path: str) -> list[str]:
-    """Return a path in at most three lines, broken at slashes if possible."""
-    lines: list[str] = []
-    rest = printable(path)
-    while cell_len(rest) > _TEXT_COLUMNS and len(lines) < _LINES_OF_PATH - 1:
-        room = _TEXT_COLUMNS if rest.isascii() else _TEXT_COLUMNS // 2
-        at = rest.rfind("/", 1, room)
-        at = at if at > 0 else room
-        lines.append(rest[:at])
-        rest = rest[at:]
-    return [*lines, rest]
 
 
 def _cut(text: str, columns: int) -> str:

@@ -1,4 +1,4 @@
-"""A machine as views show it: its PCIe tree, GPU links, shared caches, empty nodes, and the places of a plan's ranks.
+"""A machine as views show it: its PCIe tree, GPU links, empty nodes, and the places of a plan's ranks.
 
 Below that, facts about a machine and a plan as short texts, the same in every view.
 """
@@ -16,7 +16,6 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
 from numapin.base.text import counted, listed
 from numapin.errors import UsageError
-from numapin.plan.request import Memory
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Gpu, NodeKind
 from numapin.topology.nics import LinkKind
@@ -25,7 +24,7 @@ from numapin.topology.vendors import GpuVendor, support_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from numapin.plan.model import Plan, RankPlan
+    from numapin.plan.model import Plan
     from numapin.topology.model import Core, Node, Pcie, Topology
     from numapin.topology.nics import Adapter, NearestNics, Nic
 
@@ -46,14 +45,6 @@ LINK_MEANINGS: Final[Mapping[str, str]] = {  # the words of all links, the neare
     LinkKind.SYSTEM: "between NUMA nodes",
     UNKNOWN_LINK: "unknown on this machine",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanningL3:
-    """An L3 cache that the cores of several nodes share, as with sub-NUMA clustering."""
-
-    nodes: CpuSet
-    cores: tuple[Core, ...]
 
 
 def gpu_link(word: str) -> str:
@@ -93,30 +84,6 @@ def empty_nodes(topology: Topology) -> CpuSet:
     without_memory = (node.id for node in topology.nodes if node.memory_bytes == 0 and not node.cpus)
     empty = CpuSet(without_memory) - used
     return empty if len(empty) > 1 else CpuSet()
-
-
-def spanning_l3s(topology: Topology) -> dict[int, SpanningL3]:
-    """Return the L3 caches that are drawn around their nodes, by node.
-
-    A cache counts if its nodes are in one package and all of their cores share it. What contradicts that is wrong
-    firmware, and stays a group of cores in each node.
-    """
-    l3s_of: dict[int | None, set[int | None]] = {}  # by node
-    sharers: dict[int, list[Core]] = {}
-    for core in topology.cores:
-        l3s_of.setdefault(core.node, set()).add(core.l3)
-        if core.l3 is not None:
-            sharers.setdefault(core.l3, []).append(core)
-    package_of = {node.id: node.package for node in topology.nodes}
-    found: dict[int, SpanningL3] = {}
-    for _, cores in sorted(sharers.items()):
-        nodes = {core.node for core in cores}
-        numbers = CpuSet(node for node in nodes if node is not None)
-        have_others = any(len(l3s_of[node]) > 1 for node in nodes)
-        packages = {package_of[node] for node in numbers}
-        if 2 <= len(numbers) == len(nodes) and not have_others and len(packages) == 1:
-            found |= dict.fromkeys(numbers, SpanningL3(nodes=numbers, cores=tuple(cores)))
-    return found
 
 
 def gpu_of_memory(topology: Topology, node: Node) -> Gpu | None:
@@ -353,7 +320,6 @@ class MachineView:
     places: RankPlaces
     nearest_nics: Mapping[int, NearestNics]
     empty: CpuSet  # the nodes that are shown together
-    l3_of: Mapping[int, SpanningL3]  # the cache around each node whose L3 cache spans nodes
     fast: Mapping[int, str]  # the fast CPUs of each node that has fast and slow ones
     model: str  # the model of several GPUs if all have the same one
     pcie: str  # the PCIe link of several GPUs if all have the same one
@@ -369,7 +335,6 @@ def machine_view(topology: Topology, plan: Plan | None) -> MachineView:
         places=rank_places(topology, plan),
         nearest_nics=topology.nearest_nics if topology.gpus else {},
         empty=empty_nodes(topology),
-        l3_of=spanning_l3s(topology),
         fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)[0]},
         model=models.pop() if has_several and len(models) == 1 else "",
         pcie=links.pop() if has_several and len(links) == 1 else "",
@@ -432,11 +397,9 @@ def model_name(gpu: Gpu) -> str:
     return model if vendor.lower() in model.lower() else joined(vendor, model, separator=" ")
 
 
-def address(gpu: Gpu, *, short: bool = False) -> str:
-    """Return a GPU's PCI address, and the number of the partition if several devices have that address."""
-    pci = known(gpu.pci)
-    if short:
-        pci = short_pci(pci)
+def address(gpu: Gpu) -> str:
+    """Return a GPU's short PCI address, and the number of the partition if several devices have that address."""
+    pci = short_pci(known(gpu.pci))
     if gpu.partition is None:
         return pci
     word = "tile" if gpu.vendor is GpuVendor.INTEL else "partition"
@@ -453,13 +416,6 @@ def node_source(gpu: Gpu) -> str:
     return f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
 
 
-def policy(rank: RankPlan) -> str:
-    """Return a rank's memory policy, with its nodes if it names any."""
-    if rank.memory in (Memory.NONE, Memory.LOCAL):
-        return rank.memory.value
-    return f"{rank.memory.value} {rank.nodes}"
-
-
 def own_nic(nearest: NearestNics | None) -> str:
     """Return the NIC that a GPU gets of those nearest to it, and the link between them."""
     return f"NIC {nearest.names[0]} ({nearest.link})" if nearest else ""
@@ -470,11 +426,6 @@ def nic_state(nic: Adapter) -> str:
     if nic.is_up is False:
         return "down"
     return f"{nic.rate_gbit_s:g} Gbit/s" if nic.rate_gbit_s else ""
-
-
-def own_nic_name(rank: RankPlan) -> str:
-    """Return the name of a rank's own NIC, cut at a length that no machine needs; "" if none is known."""
-    return shortened(rank.nics[0]) if rank.nics else ""
 
 
 def rank_names(ranks: Collection[int]) -> str:

@@ -32,7 +32,6 @@ from numapin.view.machine import (
     memory,
     model_name,
     nic_state,
-    node_source,
     own_nic,
     pcie_link,
     pcie_rate,
@@ -52,12 +51,11 @@ if TYPE_CHECKING:
 PAD: Final = 8
 GAP: Final = 8
 WIDE: Final = 1400  # a row of sockets; wider ones get a row each
-_TEXT: Final = 300  # a heading or a device's name; longer ones are cut
+_TEXT: Final = 300  # a heading or a device's name, and characters of a title; longer ones are cut
 _BAR: Final = 22
 _SMALL: Final = 9  # the size of most texts, which need not say it
 _MOST: Final = 256  # nodes and ranks: more take seconds, and are too small to see
 _MOST_CHIPS: Final = 128  # of a node; more ranks are named in one line
-_LONGEST_TITLE: Final = 300  # characters of a tooltip
 
 
 class BoxKind(StrEnum):
@@ -67,7 +65,6 @@ class BoxKind(StrEnum):
     SOCKET = "socket"
     NODE = "node"
     MEMORY_NODE = "memnode"
-    CACHE = "cache"  # an L3 cache around the nodes that share it
     L3 = "l3"  # cores that share an L3 cache; also cores of unknown cache, or of one that spans nodes
     CORE = "core"
     CPU = "cpu"
@@ -122,12 +119,6 @@ def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:
     return f"{shown.rstrip(' ,-')}…" if len(shown) > 1 else ""
 
 
-def _title(*facts: str) -> str:
-    """Return the facts that are known for a tooltip, one a line; a long one is cut."""
-    shown = (printable(fact[: _LONGEST_TITLE + 1]) for fact in facts if fact)
-    return "\n".join(f"{fact[:_LONGEST_TITLE]}…" if len(fact) > _LONGEST_TITLE else fact for fact in shown)
-
-
 # --- boxes -----------------------------------------------------------------------------------------------------------
 
 
@@ -158,7 +149,6 @@ class Box:
     x: float = 0
     y: float = 0
     key: str = ""
-    title: str = ""
     labels: list[Label] = field(default_factory=list)
     children: list[Box] = field(default_factory=list)
     ranks: Ranks = ()
@@ -183,14 +173,14 @@ class Box:
         self.height = height
         tops = [child.y for child in self.children]
         for child in self.children:
-            if self.kind in (BoxKind.SOCKET, BoxKind.CACHE) and child.y == max(tops):
+            if self.kind is BoxKind.SOCKET and child.y == max(tops):
                 child.stretch(child.height + extra)
             elif self.kind in _ENDS_WITH_DEVICES and child.y > min(tops):
                 child.y += extra
 
     def mirror(self) -> None:
         """Turn the parts of a socket, node or switch upside down: devices are at the upper end."""
-        if self.kind in (BoxKind.SOCKET, BoxKind.CACHE, *_ENDS_WITH_DEVICES):
+        if self.kind in (BoxKind.SOCKET, *_ENDS_WITH_DEVICES):
             for child in self.children:
                 child.y = self.height - child.y - child.height
                 child.mirror()
@@ -204,11 +194,10 @@ def frame(
     gap: float = GAP,
     least: float = 0,
     key: str = "",
-    title: str = "",
     off: bool = False,
 ) -> Box:
     """Return a box around rows of boxes; those of a row become equally high."""
-    box = Box(kind=kind, key=key, title=title, off=off)
+    box = Box(kind=kind, key=key, off=off)
     right, y = 0.0, pad
     for row in filter(None, rows):
         height = max(child.height for child in row)
@@ -302,8 +291,7 @@ def _band(ranks: Ranks, width: float) -> list[Box]:
         return []
     one = width / len(ranks)
     parts = [Box(kind=BoxKind.SHARE, width=one, height=5, x=one * at, ranks=(rank,)) for at, rank in enumerate(ranks)]
-    title = _title(f"shared by {rank_names(ranks)}")
-    return [Box(kind=BoxKind.PLAIN, width=width, height=5, children=parts, title=title)]
+    return [Box(kind=BoxKind.PLAIN, width=width, height=5, children=parts)]
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -350,7 +338,7 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     devices: list[Device] = [*topology.gpus, *topology.nic_devices]
     drawing = replace(drawing, device_width=max((_device(drawing, device).width for device in devices), default=0))
 
-    name, planned = topology.host or topology.source, plan_in_words(plan)
+    name, planned = topology.host or topology.source, f"Plan: {plan}".partition("\n")[0] if plan else ""
     size = joined(
         counted(len(topology.packages), "socket") if topology.packages else "",
         counted(len(topology.nodes), "NUMA node"),
@@ -385,16 +373,9 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     return Picture(
         box=box,
         lines=tuple(_lines(bars, box)),
-        title=_title(f"Topology of {name}"),
-        description=_title(f"{size}. {planned}".strip()),
+        title=f"Topology of {printable(name[:_TEXT])}",
+        description=printable(f"{size}. {planned}".strip()[:_TEXT]),
     )
-
-
-def plan_in_words(plan: Plan | None) -> str:
-    """Return what was requested of the plan; "" without a plan."""
-    if plan is None:
-        return ""
-    return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
 
 
 def _blocks(drawing: _Drawing) -> list[Box]:
@@ -402,23 +383,11 @@ def _blocks(drawing: _Drawing) -> list[Box]:
     topology, sockets = drawing.machine.topology, {package.id for package in drawing.machine.topology.packages}
 
     def parts(nodes: Iterable[Node], lost_cores: Sequence[Core]) -> list[Box]:
-        """Return a frame per node, one around nodes that share an L3 cache, and one for cores of unknown node."""
-        around: dict[CpuSet, list[Box]] = {}
-        for node in nodes:
-            l3 = drawing.machine.l3_of.get(node.id)
-            around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(_node(drawing, node))
-        found = []
-        for numbers, boxes in around.items():
-            l3 = drawing.machine.l3_of.get(min(numbers))
-            if l3 is None:
-                found += boxes
-                continue
-            name, size = f"L3 of nodes {numbers}", counted(len(l3.cores), "core")
-            rows = [[words((name, size, 12))], *rows_within(boxes, WIDE - 4 * PAD)]
-            found.append(frame(BoxKind.CACHE, rows, key=f"l3 of nodes {numbers}", title=_title(f"one {name}: {size}")))
+        """Return a frame per node, and one for cores of unknown node."""
+        found = [_node(drawing, node) for node in nodes]
         if lost_cores:
             head = [words(("cores of unknown node", "", 13))]
-            rows = [head, *_core_rows(drawing, lost_cores, spanned=False, wanted=_TEXT)]
+            rows = [head, *_core_rows(drawing, lost_cores, wanted=_TEXT)]
             found.append(frame(BoxKind.NODE, rows))
         return found
 
@@ -446,7 +415,8 @@ def _node(drawing: _Drawing, node: Node) -> Box:
     devices = _device_rows(drawing, pcie_tree(topology, devices_on(topology, node.id)))
     width = max([_TEXT, *map(_width, devices)])
     own_cores = [core for core in topology.cores if core.node == node.id]
-    cores = _core_rows(drawing, own_cores, spanned=node.id in drawing.machine.l3_of, wanted=width)
+    others_l3s = {core.l3 for core in topology.cores if core.node != node.id}
+    cores = _core_rows(drawing, own_cores, wanted=width, others_l3s=others_l3s)
     width = max([width, *map(_width, cores)])
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
     fast, banned = drawing.machine.fast.get(node.id, ""), "" if allowed else "not allowed"
@@ -465,21 +435,22 @@ def _node(drawing: _Drawing, node: Node) -> Box:
     return frame(
         BoxKind.NODE if node.kind is NodeKind.CPU else BoxKind.MEMORY_NODE,
         [[frame(BoxKind.PLAIN, [*rows, *cores], pad=0)], *devices],
-        title=_title(f"node {node.id}", facts, size, rank_names(on_cores)),
         key=f"node{node.id}",
         off=not allowed,
     )
 
 
-def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wanted: float) -> list[list[Box]]:
+def _core_rows(
+    drawing: _Drawing, cores: Sequence[Core], *, wanted: float, others_l3s: Collection[int | None] = ()
+) -> list[list[Box]]:
     """Return the L3 groups in rows, the cores of unknown L3 last; a single one is about as wide as `wanted`.
 
-    With `spanned`, the L3 cache is drawn around the node, and its cores are a group without a cache. Ranks are named
-    where they differ: on groups of different ranks, and on cores if the cores of a group differ.
+    Cores that share an L3 cache with those of other nodes, as with sub-NUMA clustering, are a group without a cache.
+    Ranks are named where they differ: on groups of different ranks, and on cores if the cores of a group differ.
     """
     by_l3: dict[int | None, list[Core]] = {}
     for core in cores:
-        by_l3.setdefault(None if spanned else core.l3, []).append(core)
+        by_l3.setdefault(None if core.l3 in others_l3s else core.l3, []).append(core)
     groups = sorted(by_l3.items(), key=lambda item: math.inf if item[0] is None else item[0])
     cpus_of = {l3: CpuSet(chain.from_iterable(core.cpus for core in group)) for l3, group in groups}
     on = drawing.machine.places.on
@@ -498,8 +469,7 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
         if ranks and differ and not is_mixed:
             lines.append(("", rank_names(ranks), 10.0))
         rows = [[words(*lines, most=max(width, 130))], [] if is_mixed else _band(ranks, width), *inner]
-        title = _title(f"{name}: {counted(len(group), 'core')}, CPUs {cpus}", rank_names(ranks))
-        boxes.append(frame(BoxKind.L3, rows, gap=4, title=title))
+        boxes.append(frame(BoxKind.L3, rows, gap=4))
     return best_rows(boxes, goal=1.6, most=WIDE - 4 * PAD)
 
 
@@ -522,9 +492,7 @@ def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
         rows.append([box])
     if named:
         rows.append(_band(ranks, size.width))
-    off = f"not allowed: CPUs {banned}" if banned else ""
-    title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks) if named else "", off)
-    return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}", title=title)
+    return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}")
 
 
 def _device_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device]) -> list[list[Box]]:
@@ -534,7 +502,7 @@ def _device_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device]) -> list
     for part in parts:
         if isinstance(part, PcieGroup):
             rows = [[words((part.name, "", 10))], *_device_rows(drawing, part.parts)]
-            box = frame(BoxKind.SWITCH, rows, title=part.name)
+            box = frame(BoxKind.SWITCH, rows)
             (with_gpus if any(isinstance(device, Gpu) for device in part.devices) else others).append(box)
         else:
             (with_gpus if isinstance(part, Gpu) else others).append(_device(drawing, part))
@@ -548,26 +516,21 @@ def _device(drawing: _Drawing, device: Device) -> Box:
     if isinstance(device, Adapter):
         facts = joined(short_pci(device.pci or ""), nic_state(device))
         text = words((device.name, "", 11), ("", device.kind.value, 9.5), ("", facts, 9.5))
-        title = _title(device.name, device.kind.value, device.pci or "", nic_state(device))
-        return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}", title=title)
+        return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}")
     gpu, nearest = device, drawing.machine.nearest_nics.get(device.index)
     rate = pcie_rate(gpu.pcie)
     pcie = joined(pcie_link(gpu), f"{rate:.0f} GB/s" if rate else "")
     mig = counted(len(gpu.mig), "MIG instance") if gpu.mig else ""
     model = "" if drawing.machine.model else model_name(gpu)
-    lines = (model, address(gpu, short=True), pcie, own_nic(nearest), mig)
+    lines = (model, address(gpu), pcie, own_nic(nearest), mig)
     text = words((gpu.label, torch_name(gpu), 11), *(("", line, 9.5) for line in lines if line))
     chips = [_chip(rank, exact=rank not in drawing.inexact) for rank in drawing.machine.places.gpus.get(gpu.index, ())]
     rows = [[text], *rows_within(chips, 150, gap=4)]
     for node in topology.nodes:
         if gpu_of_memory(topology, node) is gpu:
-            title, off = _title(f"memory of {gpu.label}", memory(node)), node.id not in topology.allowed.nodes
-            inner = [[words((f"node {node.id}", memory(node), 10))]]
-            rows.append([frame(BoxKind.MEMORY_NODE, inner, pad=4, key=f"node{node.id}", title=title, off=off)])
-    reason = f"nearest NICs {', '.join(nearest.names)}: {nearest.reason}" if nearest else ""
-    identity = (gpu.label, torch_name(gpu), model_name(gpu), address(gpu), gpu.uuid or "")
-    title = _title(*identity, pcie, reason, mig, node_source(gpu))
-    return frame(BoxKind.GPU, rows, pad=6, gap=4, least=width, key=gpu.label, title=title, off=not gpu.visible)
+            off, inner = node.id not in topology.allowed.nodes, [[words((f"node {node.id}", memory(node), 10))]]
+            rows.append([frame(BoxKind.MEMORY_NODE, inner, pad=4, key=f"node{node.id}", off=off)])
+    return frame(BoxKind.GPU, rows, pad=6, gap=4, least=width, key=gpu.label, off=not gpu.visible)
 
 
 def _memory_boxes(drawing: _Drawing) -> list[Box]:
@@ -581,8 +544,7 @@ def _memory_boxes(drawing: _Drawing) -> list[Box]:
     ]
     if empty:
         text = words((counted(len(empty), "empty node"), f"no memory: {empty}", 13), most=WIDE)
-        title = _title("nodes without memory and devices", str(empty))
-        boxes.append(frame(BoxKind.MEMORY_NODE, [[text]], title=title, key="empty"))
+        boxes.append(frame(BoxKind.MEMORY_NODE, [[text]], key="empty"))
     return boxes
 
 
@@ -604,11 +566,7 @@ def _legend(sockets: Box, plan: Plan | None) -> list[Box]:
         (sharers, _band(sharers or (0, 1), 32)[0], "shared by the ranks whose colors are in the band"),
         (num_idle, replace(idle, idle=True), f"idle: no rank may use it ({counted(num_idle, 'CPU')})"),
     )
-    return [
-        frame(BoxKind.PLAIN, [[sign, words(("", text, 10))]], pad=0, title=_title(text))
-        for is_used, sign, text in signs
-        if is_used
-    ]
+    return [frame(BoxKind.PLAIN, [[sign, words(("", text, 10))]], pad=0) for is_used, sign, text in signs if is_used]
 
 
 def _bars(found: Sequence[Bus], rows: Box, most: float) -> list[list[Box]]:
@@ -621,7 +579,7 @@ def _bars(found: Sequence[Bus], rows: Box, most: float) -> list[list[Box]]:
         label = Label(x=PAD, y=15, text=shown, size=11, ink=Ink.STRONG)
         width = min(most, max(max(ends) - min(ends) + 30, label.width + 2 * PAD))
         left = max(0, min(min(ends) - 15, most - width))
-        bar = Box(kind=BoxKind.BUS, width=width, height=_BAR, x=left, labels=[label], title=_title(str(bus)))
+        bar = Box(kind=BoxKind.BUS, width=width, height=_BAR, x=left, labels=[label])
         bar.key = f"bus{bus.gpus[0].index}"
         for lane in lanes:
             if all(other.x + other.width + GAP < left or left + width + GAP < other.x for other in lane.children):
@@ -687,7 +645,6 @@ _LOOKS: Final = {  # class -> fill, stroke
     "socket": ("socket", "line"),
     "node": ("node", "edge"),
     "memnode": ("node", "edge"),
-    "cache": ("l3", "edge"),
     "l3": ("l3", None),
     "core": ("cpu", "edge"),
     "cpu": ("cpu", "edge"),
@@ -759,10 +716,8 @@ def element(picture: Picture, *, inside: str = "") -> str:
 
 
 def _draw(box: Box, left: float, top: float, lines: list[str]) -> None:
-    """Append the lines of a box in this place and of all boxes inside; a tooltip needs a group."""
+    """Append the lines of a box in this place and of all boxes inside."""
     left, top = left + box.x, top + box.y
-    if box.title:
-        lines.append(f"<g><title>{escape(box.title)}</title>")
     is_covered = box.kind is BoxKind.CORE and all(child.kind is BoxKind.CPU for child in box.children)
     if box.kind is not BoxKind.PLAIN and not is_covered:
         states = ["off"] * box.off + ["idle"] * box.idle
@@ -783,8 +738,6 @@ def _draw(box: Box, left: float, top: float, lines: list[str]) -> None:
     for child in box.children:
         if child.kind is not BoxKind.BUS:
             _draw(child, left, top, lines)
-    if box.title:
-        lines.append("</g>")
 
 
 def _number(value: float) -> str:

@@ -2,67 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
-from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
-from numapin.view.machine import known, own_nic_name, policy, rank_names, short_pci, shortened
+from numapin.plan.request import Memory
+from numapin.view.machine import known, rank_names, short_pci, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 
-_GAP: Final = 2  # columns between columns
-_LEAST_CPUS: Final = 6  # characters of the CPUs in a line
 _HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads", "NIC")
-_CPUS: Final = _HEADINGS.index("CPUs")
 _LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Column
-
     from numapin.plan.model import GpuRef, Plan, RankPlan
-
-
-class _PlanTable(Table):
-    """A table of ranks whose CPUs are folded first where the width is small; other cells have whole words."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield what rich yields, with a width for the CPUs if the rest then fits."""
-        cpus = self.columns[_CPUS]
-        left = options.max_width - sum(_width(column) + _GAP for column in self.columns if column is not cpus)
-        cpus.width = left if _LEAST_CPUS <= left < _width(cpus) else None
-        yield from super().__rich_console__(console, options)
-
-
-class _CpuList(Text):
-    """A list of CPUs that is broken after commas."""
-
-    def wrap(self, console: Console, width: int, **options: Any) -> Lines:  # noqa: ANN401 - rich's own options
-        """Return lines that fit; a number is broken only where it is wider than the column.
-
-        A comma that would be alone in a line is left out.
-        """
-        broken = (line[:width] if line[width:] == "," else line for line in _broken(self.plain, width))
-        lines = (Text(line).wrap(console, width, **options) for line in broken)
-        return Lines(chain.from_iterable(lines))
-
-
-def _broken(text: str, width: int) -> Iterator[str]:
-    """Yield a list in lines of at most this width, if each number fits."""
-    line = ""
-    for part in re.findall(r"[^,]+,?", text):
-        if line and len(line) + len(part) > width:
-            yield line
-            line = ""
-        line += part
-    yield line
 
 
 def plan_table(plan: Plan) -> Table:
@@ -76,7 +31,7 @@ def plan_table(plan: Plan) -> Table:
     if num_ranks > _MOST:
         legend.append(f"the first {_MOST} of {num_ranks} ranks; all of them: numapin plan --json")
     caption = "\n".join(legend) or None
-    table = _PlanTable(box=None, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
     headings = _HEADINGS if any(rank.nics for rank in plan.ranks) else _HEADINGS[:-1]
     for heading in headings:
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
@@ -85,18 +40,13 @@ def plan_table(plan: Plan) -> Table:
             str(rank.local_rank) + ("" if rank.exact else "*"),
             gpu_cell(rank.gpu),
             known(rank.node, unknown="-"),
-            _CpuList(str(rank.cpus)),
-            policy(rank),
+            str(rank.cpus).replace(",", ", "),  # so that a long list is broken after commas
+            rank.memory.value if rank.memory in (Memory.NONE, Memory.LOCAL) else f"{rank.memory.value} {rank.nodes}",
             str(rank.num_threads),
-            own_nic_name(rank),
+            shortened(rank.nics[0]) if rank.nics else "",
         )
         table.add_row(*cells[: len(headings)])
     return table
-
-
-def _width(column: Column) -> int:
-    """Return the width that no cell of a column is folded in."""
-    return max(len(str(cell)) for cell in (column.header, *column.cells))
 
 
 def explained_plan(plan: Plan) -> Group:

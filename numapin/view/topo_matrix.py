@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -16,23 +15,12 @@ from numapin.view.machine import UNKNOWN_LINK, empty_nodes, known, link_meanings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rich.console import JustifyMethod
+
     from numapin.topology.model import Topology
 
 _MOST: Final = 64  # rows: more do not fit on a screen, and the time grows with the square
 _GAP: Final = 2  # columns between columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """A heading and the cells below it."""
-
-    heading: str
-    cells: Sequence[str]
-    right: bool = False
-
-    @property
-    def width(self) -> int:
-        return max(map(len, (self.heading, *self.cells)))
 
 
 def topo_matrix(topology: Topology, *, width: int) -> Group:
@@ -48,12 +36,9 @@ def topo_matrix(topology: Topology, *, width: int) -> Group:
         places = range(len(names))
         known_words = link_words(topology, names) | {frozenset((place,)): "X" for place in places}
         words = [[known_words.get(frozenset((row, column)), UNKNOWN_LINK) for row in places] for column in places]
-        columns = [
-            *(_Column(heading=of_device[0], cells=cells) for of_device, cells in zip(names, words, strict=True)),
-            _Column(heading="CPUs", cells=cpus),
-            _Column(heading="node", cells=nodes),
-        ]
-        parts += [*_blocks(_Column(heading="", cells=list(map("/".join, names))), columns, width), Text("")]
+        columns = [(of_device[0], *cells) for of_device, cells in zip(names, words, strict=True)]
+        columns += [("CPUs", *cpus), ("node", *nodes)]
+        parts += [*_blocks(("", *map("/".join, names)), columns, width), Text("")]
         meanings = link_meanings(set(chain.from_iterable(words)))
         parts += (Text(f"  {word:8}{meaning}", style="dim") for word, meaning in meanings)
 
@@ -61,14 +46,9 @@ def topo_matrix(topology: Topology, *, width: int) -> Group:
     all_nodes = [node for node in topology.nodes if node.id not in empty]
     shown = all_nodes[:_MOST]
     distances = [
-        _Column(
-            heading=str(other.id),
-            cells=[known(node.distances.get(other.id), unknown="?") for node in shown],
-            right=True,
-        )
-        for other in shown
+        (str(other.id), *(known(node.distances.get(other.id), unknown="?") for node in shown)) for other in shown
     ]
-    heads = _Column(heading="node distances", cells=[str(node.id) for node in shown])
+    heads = ("node distances", *(str(node.id) for node in shown))
     notes = [
         f"the first {_MOST} of {number} {what}; all of them: numapin topo --json"
         for number, what in ((len(rows), "devices"), (len(all_nodes), "nodes"))
@@ -76,33 +56,36 @@ def topo_matrix(topology: Topology, *, width: int) -> Group:
     ]
     if empty:
         notes.append(f"without {counted(len(empty), 'empty node')} {empty}; their distances: numapin topo --json")
-    return Group(*parts, Text(""), *_blocks(heads, distances, width), *(Text(note, style="dim") for note in notes))
+    blocks = _blocks(heads, distances, width, justify="right")
+    return Group(*parts, Text(""), *blocks, *(Text(note, style="dim") for note in notes))
 
 
-def _blocks(names: _Column, columns: Sequence[_Column], width: int) -> Iterator[Table | Text]:
-    """Yield tables of as many columns as fit, each with the names; a name or cell alone too wide is folded."""
-    names_width = min(names.width, max(width // 2, 1))
+def _blocks(
+    names: Sequence[str], columns: Sequence[Sequence[str]], width: int, *, justify: JustifyMethod = "left"
+) -> Iterator[Table | Text]:
+    """Yield tables of as many columns as fit, each with the names; a name or cell alone too wide is folded.
+
+    The first of the names, and of each column, is the heading.
+    """
+    names_width = min(max(map(len, names)), max(width // 2, 1))
     left = max(width - names_width - _GAP, 1)
-    blocks: list[list[_Column]] = []
+    blocks: list[list[Sequence[str]]] = []
     used = 0
     for column in columns:
-        used += column.width + _GAP
+        column_width = max(map(len, column))
+        used += column_width + _GAP
         if not blocks or used - _GAP > left:
             blocks.append([])
-            used = column.width + _GAP
+            used = column_width + _GAP
         blocks[-1].append(column)
     for number, block in enumerate(blocks):
         if number:
             yield Text("")
         table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column(names.heading, width=names_width, overflow="fold")
+        table.add_column(names[0], width=names_width, overflow="fold")
         for column in block:
-            table.add_column(
-                Text(column.heading, overflow="fold"),
-                width=min(column.width, left),
-                overflow="fold",
-                justify="right" if column.right else "left",
-            )
-        for name, *cells in zip(names.cells, *(column.cells for column in block), strict=True):
+            column_width = min(max(map(len, column)), left)
+            table.add_column(Text(column[0], overflow="fold"), width=column_width, overflow="fold", justify=justify)
+        for name, *cells in zip(names[1:], *(column[1:] for column in block), strict=True):
             table.add_row(Text(name, style="bold"), *cells)
         yield table

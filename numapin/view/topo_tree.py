@@ -39,7 +39,6 @@ from numapin.view.machine import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Node, Topology
     from numapin.view.machine import Device, MachineView
@@ -76,9 +75,7 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
     for package in topology.packages:
         nodes = [node for node in topology.nodes if node.package == package.id]
         cores = [core for core in topology.cores if core.package == package.id]
-        is_spanned = any(node.id in machine.l3_of for node in nodes)
-        l3s = "" if is_spanned else _l3s(cores)
-        branch = tree.add(_line(f"socket {package.id}", "default", (counted(len(cores), "core"), l3s)))
+        branch = tree.add(_line(f"socket {package.id}", "default", (counted(len(cores), "core"), _l3s(cores))))
         _add_nodes(branch, machine, nodes)
     _add_nodes(tree, machine, [node for node in topology.nodes if node.package not in packages])
     homeless = topology.cpus.difference(*(node.cpus for node in topology.nodes))
@@ -112,11 +109,7 @@ def _l3s(cores: Iterable[Core]) -> str:
 
 def _add_nodes(branch: Tree, machine: MachineView, nodes: Iterable[Node]) -> None:
     topology = machine.topology
-    around: dict[CpuSet, Tree] = {}
     for node in nodes:
-        l3 = machine.l3_of.get(node.id)
-        if l3 is not None and l3.nodes not in around:
-            around[l3.nodes] = branch.add(Text(f"L3 of nodes {l3.nodes}  {counted(len(l3.cores), 'core')}"))
         if node.id not in machine.empty:
             facts = (
                 rank_names(machine.places.on(node.cpus)),
@@ -127,8 +120,7 @@ def _add_nodes(branch: Tree, machine: MachineView, nodes: Iterable[Node]) -> Non
                 "" if node.id in topology.allowed.nodes else "not allowed",
             )
             line = _line(f"node {node.id}", "green" if node.kind is NodeKind.CPU else "magenta", facts)
-            leaf = (branch if l3 is None else around[l3.nodes]).add(line)
-            _add_devices(leaf, machine, pcie_tree(topology, devices_on(topology, node.id)))
+            _add_devices(branch.add(line), machine, pcie_tree(topology, devices_on(topology, node.id)))
 
 
 def _add_devices(branch: Tree, machine: MachineView, parts: Sequence[PcieGroup | Device]) -> None:
@@ -142,7 +134,7 @@ def _add_devices(branch: Tree, machine: MachineView, parts: Sequence[PcieGroup |
             is_usual = part.node_source in _USUAL_SOURCES or machine.is_one_source
             facts = (
                 rank_names(machine.places.gpus.get(part.index, ())),
-                address(part, short=True),
+                address(part),
                 "" if part.cuda_index == part.index else torch_name(part),
                 "" if machine.model else model_name(part),
                 "" if machine.pcie else pcie_link(part),

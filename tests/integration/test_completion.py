@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
 import select
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +17,7 @@ import pytest
 
 from tests.integration.launching import call, forked
 from tests.integration.seam import run_directory
+from tests.terminals import opened
 
 LINES = {
     "numapin ver": "numapin verify",
@@ -64,8 +61,7 @@ class Shell:
         program, load = _SHELLS[name]
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
         environ = {"PATH": path, "TERM": "xterm", "HOME": str(folder), "LC_ALL": "C.UTF-8", "PS1": "$ ", **environment}
-        self._terminal, own = pty.openpty()
-        fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 300, 0, 0))
+        self._terminal, own = opened(300)
         command = [sys.executable, "-Sc", _WITH_TERMINAL, *program]
         self._process = subprocess.Popen(command, stdin=own, stdout=own, stderr=own, cwd=folder, env=environ)
         os.close(own)
@@ -130,16 +126,6 @@ def test_plans_of_runs_are_offered(variable: str, tmp_path: Path) -> None:
     found = forked("_complete", "zsh", "topo", "--plan", "", cwd=None, **environ).out
     assert "word\t@last\tthe newest run\n" in found
     assert f"word\t{Path(run).name}\t" in found
-
-
-def test_the_script_explains_itself() -> None:
-    """Each script begins with where to put it, as the help does."""
-    page = forked("completion", "--help").out
-    for shell in _SHELLS:
-        done = forked("completion", shell)
-        assert done.status == 0, done.err
-        assert f"numapin completion {shell}" in done.out.partition("\n\n")[0]
-        assert f"numapin completion {shell}" in page
 
 
 def test_a_key_press_does_not_import_torch() -> None:

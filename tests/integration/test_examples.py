@@ -10,13 +10,11 @@ import ast
 import json
 import os
 import re
-import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 import torch
@@ -45,14 +43,12 @@ IMPORTED = ("torch._dynamo", "torch.distributed.fsdp", "accelerate", "pytorch_li
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 _two_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
-_four_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 4, reason="fewer than four NVIDIA GPUs here")]
 on_each_device = pytest.mark.parametrize(
     ("visible", "num_ranks"),
     [
         pytest.param("", 2, id="cpu"),
         pytest.param(",".join(UUIDS[:1]), 1, id="one-gpu", marks=needs_gpu),
         pytest.param(",".join(UUIDS[:2]), 2, id="two-gpus", marks=_two_gpus),
-        pytest.param(",".join(UUIDS[:4]), 4, id="four-gpus", marks=_four_gpus),
     ],
 )
 
@@ -150,114 +146,41 @@ def test_documented(path: Path) -> None:
     assert f"[{path.name}]({path.name})" in (EXAMPLES / "README.md").read_text()
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("", id="cpu"), pytest.param(",".join(UUIDS[:2]), id="gpus", marks=_two_gpus)]
-)
-def visible(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def test_preemption(tmp_path: Path, forker: Forker) -> None:
+    """A run that SIGUSR1 to one rank stops, and that is started again, ends bitwise as an undisturbed one.
 
-
-@pytest.fixture(scope="module")
-def checkpointing(tmp_path_factory: pytest.TempPathFactory, forker: Forker, visible: str) -> str:
-    """Return the script that trains, or the one that has it run in a fork and passes signals on."""
-    client = forker.client(CHECKPOINTING, (signal.SIGUSR1, signal.SIGTERM))
-    return CHECKPOINTING if visible else script(tmp_path_factory.mktemp("client"), client)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory, forker: Forker, visible: str, checkpointing: str
-) -> tuple[Path, list[Any]]:
-    """Return of an undisturbed run a checkpoint from its middle, and what is in the last one."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    old, last = folder / "old", folder / "checkpoint.pt"
-    if not visible:
-        for epochs, path in (("1", old), (EPOCHS, last)):
-            forked(forker, folder, CHECKPOINTING, "--epochs", epochs, "--checkpoint", path.name)
-        return old, _state(last)
-    with _Job(last, visible, checkpointing) as job:
-        job.wait_for_epoch()
-        shutil.copy(last, old)
-        assert job.end() == 0
-    return old, _state(last)
-
-
-def test_preemption(tmp_path: Path, visible: str, undisturbed: tuple[Path, list[Any]], checkpointing: str) -> None:
-    """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
-
-    So does one whose rank is killed, which costs a restart from the last whole epoch. On machines without a shared
-    folder all ranks use rank 0's checkpoint, whatever files they have: the other rank first has no checkpoint, then
-    an old one, which it must not continue from. The last job has a shared folder.
+    So it does although a rank is killed meanwhile, which costs a restart from the last whole epoch.
     """
-    old, last = undisturbed
-    path, other = (tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1))
-    for folder in (path.parent, other.parent):
-        folder.mkdir()
-    shutil.copy(old, path)
-    with _Job(path, visible, checkpointing, folders=tmp_path) as job:
+    path, last = tmp_path / "checkpoint.pt", tmp_path / "undisturbed.pt"
+    forked(forker, tmp_path, CHECKPOINTING, "--epochs", EPOCHS, "--checkpoint", last.name)
+    program = script(tmp_path, forker.client(CHECKPOINTING, (signal.SIGUSR1, signal.SIGTERM)))
+    with _Job(path, program) as job:
         job.wait_for_epoch()
         os.kill(job.pid_of(1), signal.SIGUSR1)
         assert job.end() == 0
-    first = torch.load(path)[2]
-    assert (path.parent / "requeued").exists()
-    assert not other.exists()
-    shutil.copy(old, other)
-    with _Job(path, visible, checkpointing, folders=tmp_path) as job:
-        job.wait_for_epoch()
-        for rank in (0, 1):
-            os.kill(job.pid_of(rank), signal.SIGTERM)
-        assert job.end() == 0
-    second = torch.load(path)[2]
-    with _Job(path, visible, checkpointing) as job:
+    assert (tmp_path / "requeued").exists()
+    assert torch.load(path)[2] < torch.load(last)[2]
+    with _Job(path, program) as job:
         job.wait_for_epoch()
         os.kill(job.pid_of(1), signal.SIGKILL)
         assert job.end() == 0
         assert job.pid_of(1, restart=1)
-    assert torch.load(other)[2] < first < second < last[-1]
-    assert _same(_state(path), last, exactly=not visible)
-
-
-@pytest.mark.multigpu
-@pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
-def test_goes_on_with_other_devices(tmp_path: Path, visible: str, undisturbed: tuple[Path, list[Any]]) -> None:
-    """Ranks that saw two GPUs each can continue with one GPU each, as 2 x 4 continues as 1 x 8, and back again."""
-    if not visible:
-        pytest.skip("this is about GPUs")
-    for path in (tmp_path / "0", tmp_path / "1"):
-        path.mkdir()
-    for epochs, own in (("4", False), ("8", True), (EPOCHS, False)):
-        program = (*_in_own_folder(tmp_path, CHECKPOINTING, own_device=own), "--epochs", epochs)
-        done = numapin("run", "--quiet", "--nproc-per-node", "2", *program, CUDA_VISIBLE_DEVICES=visible)
-        assert done.status == 0, done.err
-    assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed[1], exactly=False)
-
-
-def _in_own_folder(folder: Path, *program: str, own_device: bool = False) -> tuple[str, ...]:
-    """Return the words that start a program in a rank's own folder; `own_device` hides the other ranks' GPUs."""
-    path = folder / "rank.sh"
-    device = (
-        'IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"\nexport CUDA_VISIBLE_DEVICES=${gpus[$LOCAL_RANK]} LOCAL_RANK=0'
-    )
-    path.write_text(f'cd "$1/$LOCAL_RANK" || exit\n{device if own_device else ""}\nexec "${{@:2}}"\n')
-    return "--no-python", "bash", str(path), str(folder), sys.executable, *program
+    assert all(torch.equal(*pair) for pair in zip(_state(path), _state(last), strict=True))
 
 
 class _Job:
-    """A running checkpointing example; killed if its `with` block fails. Its ranks may have folders of their own."""
+    """A running checkpointing example; killed if its `with` block fails."""
 
-    def __init__(self, checkpoint: Path, visible: str, program: str, *, folders: Path | None = None) -> None:
+    def __init__(self, checkpoint: Path, program: str) -> None:
         self._runs = checkpoint.parent / f"runs-{len(list(checkpoint.parent.glob('runs-*')))}"
         self._out, self._err = self._runs.with_suffix(".out"), self._runs.with_suffix(".err")
-        words = _in_own_folder(folders, program) if folders else (program,)
         line = CommandLine(
             module="numapin",
             arguments=(
-                *("run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", *words),
+                *("run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", program),
                 *("--epochs", EPOCHS, "--checkpoint", checkpoint.name, "--requeue", "touch requeued"),
             ),
-            environ=environment(
-                CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs), **({} if visible else ONE_THREAD)
-            ),
+            environ=environment(CUDA_VISIBLE_DEVICES="", NUMAPIN_RUN_DIR=str(self._runs), **ONE_THREAD),
             cwd=str(checkpoint.parent),
         )
         self._process = start(line, out=self._out, err=self._err, fork=True)
@@ -282,14 +205,7 @@ class _Job:
         return self._process.wait(120)
 
 
-def _state(path: Path) -> list[Any]:
-    """Return the tensors and numbers of a checkpoint; the last one is the number of samples."""
+def _state(path: Path) -> list[torch.Tensor]:
+    """Return the tensors and numbers of a checkpoint."""
     net, optimizer, seen, own = torch.load(path, map_location="cpu")
-    return [*tree_flatten((net, optimizer["state"], [rng for rng, _ in own]))[0], seen]
-
-
-def _same(one: list[Any], other: list[Any], *, exactly: bool) -> bool:
-    close = torch.equal if exactly else torch.allclose
-    return len(one) == len(other) and all(
-        close(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, other, strict=True)
-    )
+    return [torch.as_tensor(each) for each in tree_flatten((net, optimizer["state"], seen, [rng for rng, _ in own]))[0]]

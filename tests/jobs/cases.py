@@ -9,8 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from tests.jobs.seam import job
-
-_GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
+from tests.pictures import golden_machine
 
 ENGINES = [name for name in job.commands if name != "kubernetes"]
 """Those whose scripts are for bash."""
@@ -181,8 +180,7 @@ MACHINES = {"dgx": "2pkg-8node-smt2-8gpu-pairs", "amd": "1pkg-4node-smt2-8amd", 
 
 def machine_files(folder: Path) -> dict[str, str]:
     for name, golden in MACHINES.items():
-        topology = json.loads((_GOLDEN / f"{golden}.json").read_text())["topology"]
-        (folder / f"{name}.json").write_text(json.dumps(topology))
+        (folder / f"{name}.json").write_text(json.dumps(golden_machine(golden).to_json()))
     return {name: str(folder / f"{name}.json") for name in MACHINES}
 
 

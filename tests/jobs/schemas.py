@@ -6,14 +6,11 @@ types otherwise.
 Built-in kinds, and the pods inside all others, are held against Kubernetes' OpenAPI schemas (kubernetes-validate).
 TrainJob, TrainingRuntime and JobSet are held against the models that Kubeflow Trainer releases (kubeflow-trainer-api,
 Apache-2.0). For the others, fields.json lists fields and types, with their sources.
-
-Definitions that a project released can be checked as well: `NUMAPIN_TEST_CRDS` is a folder of their YAML files.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -23,7 +20,6 @@ from typing import Any, Final
 import jsonschema
 import kubernetes_validate
 import referencing
-import yaml
 
 _FIELDS: Final = Path(__file__).with_name("fields.json")
 _MODELS: Final = {
@@ -44,17 +40,11 @@ def require_valid(document: dict[str, Any]) -> None:
     if document["apiVersion"] in _BUILT_IN:
         _validate(document)
     else:
-        _custom(kind_of(document)).validate(document)
+        _custom(f"{document['apiVersion']} {document['kind']}").validate(document)
     for pod in pods(document):
         metadata = {"name": "a", **pod.get("metadata", {})}
         spec = {key: value for key, value in pod["spec"].items() if key != "subdomain"}  # a controller sets it
         _validate({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    for definition in released().get(kind_of(document), ()):
-        jsonschema.Draft202012Validator(definition).validate(document)
-
-
-def kind_of(document: dict[str, Any]) -> str:
-    return f"{document['apiVersion']} {document['kind']}"
 
 
 def pods(part: Any) -> Iterator[dict[str, Any]]:
@@ -146,19 +136,3 @@ def _typed(listed: Any) -> dict[str, Any]:
         "required": [name.removesuffix("!") for name in listed if name.endswith("!")],
         "additionalProperties": False,
     }
-
-
-@cache
-def released() -> dict[str, list[dict[str, Any]]]:
-    """Return the schemas of the definitions in `NUMAPIN_TEST_CRDS`, by kind; several files are several releases."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    folder = os.environ.get("NUMAPIN_TEST_CRDS")
-    for path in sorted(Path(folder).glob("*.yaml")) if folder else ():
-        for definition in yaml.load_all(path.read_text(), yaml.CSafeLoader):
-            spec = definition["spec"]
-            for version in spec["versions"]:
-                kind = f"{spec['group']}/{version['name']} {spec['names']['kind']}"
-                strict = _strict(version["schema"]["openAPIV3Schema"])
-                strict["properties"]["metadata"] = {"type": "object"}
-                found.setdefault(kind, []).append(strict)
-    return found

@@ -99,12 +99,6 @@ def test_yaml_with_comments_reads_back_too(value: object, lines: list[str]) -> N
     assert manifest.fill("a: b\n# $note\nc: $value", {"note": note, "value": None}) == ("a: b",)
 
 
-def test_yaml_lines_are_never_folded() -> None:
-    """A command of any length is one line."""
-    words = " ".join(["word"] * 1000)
-    assert manifest.yaml_lines({"a": words}) == [f'a: "{words}"']
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import errno
-import fcntl
 import io
 import os
-import pty
 import re
 import selectors
 import shlex
-import struct
 import termios
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +18,7 @@ from rich.console import Console, RenderableType
 
 from numapin import __version__
 from tests.integration.forking import CommandLine, Forker
+from tests.terminals import opened, read
 
 HERE: Final = Path(__file__).parent
 _WIDTH: Final = 80
@@ -116,8 +113,7 @@ def rendered(renderable: RenderableType, width: int, **options: Any) -> str:
 
 def _terminal() -> tuple[int, int]:
     """Return both ends of a terminal that leaves line ends as they are."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, _WIDTH, 0, 0))
+    ours, theirs = opened(_WIDTH)
     modes = termios.tcgetattr(theirs)
     modes[1] &= ~termios.OPOST
     termios.tcsetattr(theirs, termios.TCSANOW, modes)
@@ -126,17 +122,15 @@ def _terminal() -> tuple[int, int]:
 
 def _read(terminals: tuple[int, int]) -> list[bytes]:
     """Return the output on each terminal, until no process has it open, and close it."""
-    read = dict.fromkeys(terminals, b"")
+    seen = dict.fromkeys(terminals, b"")
     with selectors.DefaultSelector() as selector:
         for terminal in terminals:
             selector.register(terminal, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
-                try:
-                    read[key.fd] += os.read(key.fd, 1 << 16)
-                except OSError as error:
-                    if error.errno != errno.EIO:  # the terminal's end
-                        raise
+                part = read(key.fd)
+                seen[key.fd] += part
+                if not part:
                     selector.unregister(key.fd)
                     os.close(key.fd)
-    return [*read.values()]
+    return [*seen.values()]

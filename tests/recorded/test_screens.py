@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -25,11 +24,10 @@ from tests.doctor.cases import CASES as DOCTOR
 from tests.doctor.cases import finding_of
 from tests.doctor.given import machine
 from tests.jobs.cases import CASES as JOBS
-from tests.jobs.cases import MACHINES as JOB_MACHINES
 from tests.jobs.cases import REFUSED as REFUSED_JOBS
+from tests.jobs.cases import machine_files
 from tests.machines.compact import compact
 from tests.machines.grids import grid
-from tests.machines.roots import HERE as MACHINES
 from tests.machines.roots import NAMES, describe, load
 from tests.pictures import golden_machine, many_nics, snc4
 from tests.recorded.failures import ENDS, block
@@ -62,7 +60,6 @@ DESCRIBED = {"1pkg-4node-smt2-8amd": "hwloc", "2pkg-2node-smt2-8gpu-a100": "nccl
 SHOWN = ("topo", "topo --format matrix", *(f"plan --bind {bind}" for bind in BINDS))
 
 
-_SNC4 = snc4()
 _GPU_MEMORY = golden_machine("2pkg-34node-gpumem-4gpu")
 _NCCL = golden_machine("2pkg-2node-8gpu-4nic.nccl")
 
@@ -74,19 +71,18 @@ def _linked(*kinds: str) -> Topology:
 
 
 MADE = {
-    "l3-over-nodes": _SNC4,
-    "l3-over-packages": replace(_SNC4, cores=tuple(replace(core, l3=0) for core in _SNC4.cores)),
-    "two-l3": grid(l3=2),
-    "one-empty-node": grid(nodes=2, memory_nodes=[2], memoryless=[2]),
-    "gpu-memory-of-unknown-gpus": replace(
+    "made-l3-over-nodes": snc4(),
+    "made-two-l3": grid(l3=2),
+    "made-one-empty-node": grid(nodes=2, memory_nodes=[2], memoryless=[2]),
+    "made-gpu-memory-of-unknown-gpus": replace(
         _GPU_MEMORY,
         gpus=tuple(replace(gpu, memory_node=2 if gpu.index < 2 else None) for gpu in _GPU_MEMORY.gpus),
     ),
-    "many-nics": many_nics(),
-    "gpus-without-address": replace(
+    "made-many-nics": many_nics(),
+    "made-gpus-without-address": replace(
         grid(gpus=[0] * 13), gpus=tuple(replace(gpu, pci=None) for gpu in grid(gpus=[0] * 13).gpus)
     ),
-    "facts-that-differ": replace(
+    "made-facts-that-differ": replace(
         _NCCL,
         gpus=(
             replace(_NCCL.gpus[0], name="NVIDIA B200", cuda_index=None, visible=False, node=None, node_source=None),
@@ -94,9 +90,8 @@ MADE = {
         ),
         nics=(Nic(name="a", node=0, rate_gbit_s=400.0), Nic(name="b", node=0, is_up=False)),
     ),
-    "l3-over-some-nodes": replace(_SNC4, cores=(replace(_SNC4.cores[0], l3=None), *_SNC4.cores[1:])),
-    "a-long-name": replace(grid(gpus=[0]), nics=(Nic(name="a_very_long_name_of_a_network_device_" * 3, node=0),)),
-    "links": _linked("NV12", "NV", "XGMI4", "XGMI", "XELINK", "PIX", "PXB", "PHB", "NODE", "SYS"),
+    "made-a-long-name": replace(grid(gpus=[0]), nics=(Nic(name="a_very_long_name_of_a_network_device_" * 3, node=0),)),
+    "made-links": _linked("NV12", "NV", "XGMI4", "XGMI", "XELINK", "PIX", "PXB", "PHB", "NODE", "SYS"),
 }
 """Machines with facts that no machine of tests/machines has."""
 
@@ -108,21 +103,12 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screens]:
     found.forker.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MADE])
 def test_a_machine(name: str, screens: Screens) -> None:
     """A machine's tree, matrix and plans are the recorded ones."""
-    screens.write("machine.json", json.dumps(_golden(name)["topology"]))
+    machine = MADE[name] if name in MADE else golden_machine(name)
+    screens.write("machine.json", json.dumps(machine.to_json()))
     compare(_recorded(screens, "machine.json"), f"machines/{name}.txt")
-
-
-@pytest.mark.parametrize("name", ["1pkg-nonode-2cpu", "2node-nics-of-all-kinds-2gpu", "2pkg-8node-gpumem-smt4-6gpu"])
-def test_json(name: str, screens: Screens) -> None:
-    """The JSON of a machine and of its plans is the golden one, which test_golden.py has for every machine."""
-    golden = _golden(name)
-    screens.write("machine.json", json.dumps(golden["topology"]))
-    texts = [screens.run([*command.split(), "--json", "--machine", "machine.json"])[1] for command in SHOWN[2:6]]
-    assert [json.loads(text) for text in texts] == [saved["plan"] for saved in golden["plans"][:4]]
-    assert json.loads(screens.run(["topo", "--json", "--machine", "machine.json"])[1]) == golden["topology"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -131,18 +117,6 @@ def test_an_example(name: str, screens: Screens) -> None:
     plan = screens.run(["plan", "--json", "--machine", f"example:{name}"])[1]
     text = f"{_recorded(screens, f'example:{name}')}=== plan --json\n{compact(json.loads(plan))}"
     compare(text, f"machines/example-{name}.txt")
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_a_made_machine(name: str, screens: Screens) -> None:
-    """A made machine is shown as recorded."""
-    screens.write("machine.json", json.dumps(MADE[name].to_json()))
-    compare(_recorded(screens, "machine.json"), f"machines/made-{name}.txt")
-
-
-def _golden(name: str) -> dict[str, Any]:
-    golden: dict[str, Any] = json.loads((MACHINES / "golden" / f"{name}.json").read_text())
-    return golden
 
 
 def _recorded(screens: Screens, machine: str) -> str:
@@ -165,7 +139,7 @@ def test_a_traceback_is_not_recorded(screens: Screens, monkeypatch: pytest.Monke
 
 def test_every_record_belongs_to_a_machine() -> None:
     """No record is left behind by a machine that was renamed."""
-    wanted = {*NAMES, *(f"example-{name}" for name in EXAMPLES), *(f"made-{name}" for name in MADE)}
+    wanted = {*NAMES, *(f"example-{name}" for name in EXAMPLES), *MADE}
     assert {path.stem for path in (HERE / "machines").iterdir()} == wanted
 
 
@@ -189,7 +163,7 @@ def _paths(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str,
 
 def test_lines(screens: Screens) -> None:
     """Options of topo and plan: plans on a machine, NICs, and what --strict refuses because a file leaves it open."""
-    screens.write("no-nic.json", json.dumps(_golden("2pkg-2node-smt2-8gpu-h100")["topology"]))
+    screens.write("no-nic.json", json.dumps(golden_machine("2pkg-2node-smt2-8gpu-h100").to_json()))
     for name, kind in DESCRIBED.items():
         screens.write(f"{name}.xml", describe(load(name), kind))
     two = ["plan", "--json", "--machine", "example:dgx-a100", "--nproc-per-node", "2", "--bind", "exclusive"]
@@ -208,9 +182,7 @@ def test_errors(screens: Screens) -> None:
 
 def test_jobs(screens: Screens) -> None:
     """Job scripts of every form, with their warnings."""
-    files = {name: f"{name}.json" for name in JOB_MACHINES}
-    for name, golden in JOB_MACHINES.items():
-        screens.write(files[name], json.dumps(_golden(golden)["topology"]))
+    files = {name: f"{name}.json" for name in machine_files(screens.folder)}
     lines = [shlex.split(f"job {line.format(**files)}") for line in JOBS.values()]
     compare("".join(screens.record(line) for line in lines), "jobs.txt")
     before = set(screens.folder.iterdir())

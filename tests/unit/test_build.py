@@ -1,4 +1,4 @@
-"""What a build adds to the tree: hatch_build.py, the compiled stores, the index page, and the tools of a release."""
+"""The compiled stores that a build adds to the tree, the tools of a release, and the package `tests`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CONTENT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PROJECT: Final = CONTENT["project"]
-URL: Final = "https://github.com/owner/numapin"
 MACHINES: Final = {"x86_64": ("cc", ()), "aarch64": ("aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L"))}
 
 
@@ -35,37 +33,6 @@ def build() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize("repository", ["", URL])
-def test_the_index_page(build: ModuleType, repository: str) -> None:
-    """With the repository's URL, links and the image point to the release's tag. Without one, no URL is invented."""
-    readme = (ROOT / "README.md").read_text()
-    page, urls = build.index_page(readme, repository, "v1.2.3"), build.project_urls(repository)
-    if not repository:
-        assert (page, urls) == (readme, {})
-        return
-    links = re.findall(r"\]\(([^)]+)\)|^\[[^\]]+\]: (\S+)", re.sub(r"(?ms)^```.*?^```", "", page), re.MULTILINE)
-    assert all((one or other).startswith(("https://", "#")) for one, other in links)
-    assert f"]({URL}/raw/v1.2.3/docs/topo.svg)" in page
-    assert f"({URL}/blob/v1.2.3/docs/quick-start.md)" in page
-    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
-    assert all(url.startswith(URL) for url in urls.values())
-
-
-@pytest.mark.parametrize("wrong", ["github.com/x/y", "http://x/y", "https://x", "https://x/y z", "javascript:1"])
-def test_what_is_no_url(build: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """A malformed URL ends the build, with the variable's name."""
-    monkeypatch.setenv("NUMAPIN_REPOSITORY", wrong)
-    with pytest.raises(ValueError, match="NUMAPIN_REPOSITORY"):
-        build.IndexPageHook(str(ROOT), {}).update({"version": "1"})
-
-
-def test_an_unknown_kind_of_wheel(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt kind ends the build, and names the kinds."""
-    monkeypatch.setenv("NUMAPIN_WHEEL", "x86")
-    with pytest.raises(ValueError, match="none of pure, x86_64, aarch64"):
-        build._wanted_wheel()
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -87,18 +54,8 @@ def test_the_compiled_copies(build: ModuleType, machine: str, tmp_path: Path) ->
     assert "copies are right" in result.stdout
 
 
-def test_torch_is_an_extra() -> None:
-    """The package itself installs without torch; its extra, and what the tests need, bring it."""
-    assert not any(needed.startswith("torch") for needed in PROJECT["dependencies"])
-    assert PROJECT["optional-dependencies"]["torch"] == ["torch>=2.9", "numpy>=1.26"]
-    assert "numapin[torch]" in PROJECT["optional-dependencies"]["test"]
-
-
 def test_the_tools_of_a_release_are_those_that_were_reviewed() -> None:
-    """Each installed package has one version and the hashes of its files; none that is asked for is missing.
-
-    Any other file is refused, and none is built, because a build would fetch packages without hashes.
-    """
+    """Each installed package has one version and the hashes of its files, none is missing, and none is built."""
     text = (ROOT / "packaging/release-tools.txt").read_text().replace("\\\n", "")
     versions = {}
     for line in (line for line in text.splitlines() if line and not line.lstrip().startswith("#")):

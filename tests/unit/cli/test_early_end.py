@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import signal
-import struct
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from numapin.errors import Stopped
+from tests.terminals import opened
 from tests.unit.cli.seam import EarlyEnd, left_in_words, show_status
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -111,8 +108,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 @pytest.mark.parametrize(("columns", "shown"), [(20, 19), (200, 100), (0, 100)])
 def test_the_line_fits_the_terminal(columns: int, shown: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cut before the last column; a terminal of unknown width gets the whole line."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    master, slave = opened(columns)
     with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         show_status("x" * 100)

@@ -4,5 +4,4 @@ from __future__ import annotations
 
 from numapin.jobs import notation
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, sized
-from numapin.jobs.scripts import _directives
 from numapin.topology.vendors import GpuVendor

@@ -150,7 +150,7 @@ def test_help_of_the_script_is_the_scripts(line: str, *, is_help: bool) -> None:
     def take(arguments: tuple[str, ...]) -> None:
         given.append(arguments)
 
-    command = TorchrunCommand("run", take, about="", examples="", short_help="", sections={})
+    command = TorchrunCommand("run", take, about="", examples="", sections={})
     done = CliRunner().invoke(command, line.split())
     assert (done.exit_code, "Exit status" in done.output) == (0, is_help)
     assert given == ([] if is_help else [tuple(line.split())])
