@@ -148,9 +148,6 @@ class TestTracing:
             assert 0 < len(read_trace(json.loads((tmp_path / "out" / name).read_text()), source=name).loads) <= 12
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
         assert [(rank["source"], rank["restart"]) for rank in json.loads(done.out)["ranks"]] == lives
-        shutil.copytree(tmp_path / "out", tmp_path / "again")
-        done = numapin("trace", "--read", "out", "again", cwd=tmp_path)
-        assert (done.status, "2 traces of rank 0: they are of several runs" in done.err) == (2, True)
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout has only JSON, for both ranks; the script's own output goes to stderr."""
