@@ -54,6 +54,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
+    """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
+    if not num_done:
+        return ""
+    return f"about {duration(elapsed_s / num_done * (num_planned - num_done))} left"
+
+
 # --- shells ----------------------------------------------------------------------------------------------------------
 
 _NAMED: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\x1b": "\\e"}

@@ -320,7 +320,7 @@ def _measure(
 
     def show_start(case: Case, peer: Peer, repeat: int) -> None:
         nonlocal num_started
-        left = f"  {left_in_words(num_started, num_planned, time.monotonic() - began_s)}"
+        left = f"  {formats.left_in_words(num_started, num_planned, time.monotonic() - began_s)}"
         num_started += 1
         show_status(f"{num_started}/{num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}" + left.rstrip())
 
@@ -358,10 +358,3 @@ def _measure(
     else:
         remedy = f"numapin bench {benchmark.name} --help lists what else can be measured"
     raise NumapinError(f"nothing was measured: {reason}", remedy)
-
-
-def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
-    """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
-    if not num_done:
-        return ""
-    return f"about {formats.duration(elapsed_s / num_done * (num_planned - num_done))} left"

@@ -277,7 +277,7 @@ def run_of(tmp_path: Path, program: str, *, timeout_s: float = 60) -> JobResult:
     settings = StepSettings(folder="", skip=2, steps=5, seconds=60)
     options = JobOptions(settings=settings, timeout_s=timeout_s, grace_s=5, logs=tmp_path)
     variant = own_command(shlex.join([sys.executable, path]), option="--a")
-    return run_job(variant, options, log_name="log", report=lambda _: None)
+    return run_job(variant, options, log_name="log", report=lambda: None)
 
 
 def test_processes_that_left_the_job_are_stopped(tmp_path: Path) -> None:
