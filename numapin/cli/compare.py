@@ -231,7 +231,7 @@ def compare(
             raise NumapinError(f"{logs} cannot be used: {error.strerror}", "choose another with --logs DIR") from None
     is_complete = False
     try:
-        with EarlyEnd(hurries=True) as end:
+        with EarlyEnd() as end:
             job_options = JobOptions(
                 settings=StepSettings(folder="", skip=skip, steps=steps, seconds=seconds),
                 timeout_s=timeout,
@@ -254,11 +254,11 @@ def compare(
     end.leave(f"the report covers the first {counted(num_counted, 'run')}" if num_counted else "nothing was measured")
 
     report = report_now(is_complete=True)
+    writer.show(report)
     if report.measured:
-        writer.show(report)
         writer.write(report)
-    if len(report.measured) < 2:  # why was said when each variant failed
-        what = _all_failed(report)
+    if len(report.measured) < 2:
+        what = "every variant failed"
         if report.measured:
             what = f"nothing could be compared: only {report.measured[0].name} was measured"
         raise NumapinError(what, "run the script by itself first; keep the output of every run with --logs DIR")
@@ -288,13 +288,3 @@ def _run_in_words(made: ComparedRun) -> str:
     times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{made.left}"
     which = "first run, not counted" if made.round is None else f"repeat {made.round + 1}"
     return f"{name}, {which}: {times}"
-
-
-def _all_failed(report: CompareReport) -> str:
-    """Return the message that every variant failed, with the last lines of each one's output; equal outputs once."""
-    names: dict[str, list[str]] = {}
-    for variant in report.variants:
-        lines = (variant.failure or "").partition("\n")[2]
-        names.setdefault(lines, []).append(variant.name)
-    shown = [f"    output of {' and '.join(names)}:\n{lines}" for lines, names in names.items() if lines]
-    return "\n".join(["every variant failed" + ("; the last lines of what they wrote:" if shown else ""), *shown])
