@@ -101,11 +101,6 @@ def running(code: str) -> tuple[str, ...]:
     return *PYTHON, "-c", f"{_FIND_NUMAPIN}; {code}"
 
 
-def running_module(name: str) -> tuple[str, ...]:
-    """Return a command that runs a module of this package as `python -m` does."""
-    return running(f"from runpy import run_module; run_module({name!r}, run_name='__main__', alter_sys=True)")
-
-
 # --- similar words ---------------------------------------------------------------------------------------------------
 
 _MOST_BEGUN: Final = 3  # a beginning of more words than this says too little

@@ -187,9 +187,3 @@ def _copier(spec: dict[str, Any]) -> Callable[[], None]:
             download()
 
     return {Direction.H2D: upload, Direction.D2H: download, Direction.BOTH: both}[Direction(spec["direction"])]
-
-
-if __name__ == "__main__":
-    from numapin.bench.process import serve
-
-    serve(measure)

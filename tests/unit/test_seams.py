@@ -35,7 +35,6 @@ STRINGS = {
     "recorded": "screens",
     "topology": "test_beyond_files",
     "unit/base": "test_files",
-    "unit/bench": "test_process",
     "unit/children": "test_command test_own",
     "unit/data": "test_forking",
     "unit/doctor": "test_nvidia",
