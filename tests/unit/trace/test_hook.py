@@ -181,7 +181,7 @@ def test_the_limit_of_a_step() -> None:
 
 
 def test_time_in_a_loader() -> None:
-    """The start of an epoch's workers does not make a step overdue; a loader that hangs does."""
+    """Time in a loader does not make a step overdue, such as the start of an epoch's workers."""
     pace = tracing.Pace()
     for n in range(3):
         pace.stepped(float(n))
@@ -190,13 +190,8 @@ def test_time_in_a_loader() -> None:
     pace.leave_loader(60.0)
     assert not pace.overdue("batch", 99.0)
     pace.leave_loader(100.0)
-    assert (pace.limit_s, _overdue(pace, 108.0, 110.0)) == (10, [False, True])
-    assert pace.overdue("batch", 110.0) == "no batch for 10 s, besides 98 s in DataLoaders"
-    pace.enter_loader(100.5)
-    assert _overdue(pace, 300.0, 315.0) == [False, True]
-    pace.leave_loader(800.0)
-    pace.stepped(801.0)
-    assert pace.overdue("batch", 815.0) == "no batch for 10 s"
+    assert (pace.limit_s, _overdue(pace, 109.0, 110.0)) == (10, [False, True])
+    assert pace.overdue("batch", 110.0) == "no batch for 10 s"
 
 
 # --- records and traces on a full disk, and in a folder that others can write to -------------------------------------
