@@ -12,7 +12,7 @@ from tests.unit.bench.seam import Run, alloc, bench_table, loader, model, overla
 
 HERE = Path(__file__).parent
 SHORT: dict[str, Any] = {"directions": ("h2d",), "peers": ("pinned",), "sizes": (4096,), "seconds": 0.1}
-COPIES = SHORT | {"sizes": (4096, 1 << 20), "peers": tuple(transfer.PEERS), "directions": tuple(transfer.Direction)}
+COPIES = SHORT | {"sizes": (4096, 1 << 20), "peers": tuple(transfer.PEERS), "directions": transfer.DIRECTIONS}
 FEW = ("h2d gpu0 node0 4096", "h2d gpu0 node0 1048576", "alloc 4096", "balanced", "between", "154MB")
 LOADING: dict[str, Any] = {"seconds": 1.0, "warm_up_s": 0.0, "num_batches": 1}
 BENCHMARKS = {
