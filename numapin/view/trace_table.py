@@ -31,8 +31,8 @@ def trace_table(report: TraceReport) -> RenderableType:
     parts: list[RenderableType] = [times]
     if any(analysis.groups for analysis in report.analyses):
         parts += [Text(), _copies(report)]
-    if report.nothing_found:
-        parts += [Text(), Text(report.nothing_found)]
+    if not report.findings:
+        parts += [Text(), Text("no finding: nothing costs enough time to advise a change")]
     for finding in report.findings:
         title = Text(finding.what, style="bold yellow" if finding.costs else "bold green")
         parts += [Text(), title.append(f"  {_rank_names(report, finding.ranks)}", style="not bold default")]

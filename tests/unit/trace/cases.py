@@ -180,7 +180,6 @@ OF_LOADING: Final[dict[str, Made]] = {
     "an epoch that only ended": loop(compute=1000).step(4, 4000, 800).noted_at("ends", 4000, 800),
     "what lies between iter() and next() is not the epoch's": late_first_batch(),
     "of two loaders, the one whose epoch began slowly": two_loaders(TRAINING, VALIDATION),
-    "of two loaders, one whose workers stay": two_loaders(VALIDATION, TRAINING),
 }
 OF_THE_HOST: Final[dict[str, Made]] = {
     "bound by compute": loop(compute=1000),
