@@ -31,7 +31,6 @@ STEP: Final = "step_s"
 """The figure that is compared: the window's length by its steps, of the slowest rank."""
 _SHORTEST_S: Final = 1.0  # CPU time is read every second, and counted in hundredths of one
 _UNEVEN: Final = 1.5
-_HIDDEN: Final = 0.1
 _SAME_SAMPLES: Final = 1.02
 _BUSY: Final = 0.05  # of the CPUs
 _SHORT: Final = 0.25  # of --seconds
@@ -276,13 +275,10 @@ class CompareReport:
         runs = [run.result for variant in self.measured for run in variant.runs]
         repeats = [variant.num_runs for variant in self.measured]
         are = "run" if max(repeats) == 1 else "runs"
-        skip, skipped = self.settings.get("skip"), [run.num_skipped for run in runs]
-        is_longer = isinstance(skip, int) and max(skipped) > skip
-        why = f" (more than --skip {skip}: a loader had fetched their batches ahead)" if is_longer else ""
         return (
             f"{_range(repeats)} {are} of each variant, in turn; each measured "
             f"{_range([len(run.steps_s) for run in runs])} steps, {min(sum(run.steps_s) for run in runs):.2g} s or "
-            f"more, after the first {_range(skipped)}{why}"
+            f"more, after the first {_range([run.num_skipped for run in runs])}"
         )
 
     def to_json(self) -> dict[str, object]:
@@ -374,7 +370,7 @@ def _notes_on(
         if len(set(values.values())) > 1:
             yield sentence.format(", ".join(f"{name}: {value}" for name, value in values.items()))
 
-    # Steps whose mean is far above their median, and loaders that may be too slow without a wait in these steps.
+    # Steps whose mean is far above their median.
     uneven = []
     for result in measured:
         every = [run.result.figures for run in result.runs]
@@ -382,13 +378,6 @@ def _notes_on(
             uneven.append(result.name)
     if uneven:
         yield f"steps are uneven in {', '.join(uneven)}: a few take most of the time; choose --steps to span an epoch"
-    for result in measured:
-        arm = result.arm
-        if arm.hidden_share > _HIDDEN:
-            yield (
-                f"{result.name} fetches {arm.num_ahead} batches ahead, so {arm.num_steps} steps do not show a loader "
-                f"that is up to {arm.hidden_share:.0%} too slow; measure more (--steps, --seconds)"
-            )
 
     shares = [result.figures["other_cpus"].median for result in measured if "other_cpus" in result.figures]
     if shares and num_host_cpus and max(shares) > _BUSY * num_host_cpus:
