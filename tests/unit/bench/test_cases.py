@@ -177,7 +177,6 @@ CASES: dict[str, Figures] = {
         "fsdp": starts(*WIDE.values()),
         "resnet": starts((5.8,), (12.6,)),
     },
-    "many cases": {f"case{i}": starts(times(2.0), times(1.0)) for i in range(7)},
     "a certain difference below 2 %": {"print": starts((1.0,) * 9, (0.985,) * 9)},
     "zero has no ratio": {"print": starts((1.0,) * 5, (0.0,) * 5)},
     "not the fastest peer": {"print": starts(times(2.0), times(2.0)) | {"numapin-agent": times(1.0)}},
