@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from numapin.errors import UsageError
-from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, WITHOUT_COMPILER, call, numapin, script
+from tests.integration.launching import TORCH_QUICKLY, WITHOUT_COMPILER, numapin, script
 from tests.integration.seam import numapin as commands
 from tests.integration.seam import read_trace
 from tests.integration.warm_ranks import forked_script
@@ -401,10 +401,3 @@ class TestReading:
         assert (done.status, "out/report.json cannot be written" in done.err) == (1, True), done.err
         assert "choose another with --output DIR" in done.err
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.json"]
-
-    def test_stdout_that_cannot_be_written(self, tmp_path: Path) -> None:
-        """A closed stdout is an error of one line before the ranks start; a full one: test_cli.py."""
-        script(tmp_path, "")
-        done = call("sh", "-c", f"{' '.join(NUMAPIN)} trace --json --output out train.py >&-", cwd=tmp_path)
-        assert (done.status, "stdout cannot be written" in done.err) == (2, True), done.err
-        assert "Traceback" not in done.err
