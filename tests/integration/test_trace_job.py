@@ -17,7 +17,6 @@ import pytest
 from tests.integration.launching import (
     NUMAPIN,
     TORCH_QUICKLY,
-    TORCHRUN,
     WITHOUT_COMPILER,
     Done,
     call,
@@ -169,19 +168,6 @@ for _ in range(12):
 dist.destroy_process_group()
 """
 )
-ENDLESS = (
-    WITHOUT_COMPILER
-    + """
-import os, sys, time, torch
-weight = torch.nn.Parameter(torch.ones(8))
-optimizer = torch.optim.SGD([weight], 0.1)
-while not os.path.exists(sys.argv[1]):
-    weight.grad = torch.ones(8)
-    optimizer.step()
-    time.sleep(0.002)
-print("saw it")
-"""
-)
 
 
 def traced(folder: Path, text: str, *options: str) -> Done:
@@ -235,18 +221,6 @@ def test_a_slow_rank_that_sleeps(tmp_path: Path) -> None:
     assert "fetch (train.py:" in slow["evidence"]
     assert found["the script sleeps or waits"]["ranks"] == ["1"]
     assert "waiting for other ranks" not in found
-
-
-def test_stop_ends_a_job_of_any_launcher(tmp_path: Path) -> None:
-    """With --stop all ranks of torchrun end, with status 0."""
-    launcher = (*TORCHRUN, "--nproc-per-node", "2", forked_script(tmp_path, ENDLESS), "never")
-    done = numapin("trace", "--steps", "60", "--stop", "--output", "out", "--", *launcher, cwd=tmp_path)
-    assert done.status == 0, done.err
-    assert "the job was ended after the traced steps (--stop)" in done.err
-    assert "saw it" not in done.out
-    assert done.out.count("ms/step") == 1
-    ranks = json.loads((tmp_path / "out" / "report.json").read_text())["ranks"]
-    assert [rank["num_steps"] for rank in ranks] == [60, 60]
 
 
 def test_stop_counts_numapins_batches(tmp_path: Path) -> None:

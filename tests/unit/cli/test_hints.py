@@ -66,18 +66,6 @@ def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> No
     assert notes == ([f"{tmp_path}: {said}"] if said else [])
 
 
-def test_records_of_ranks(tmp_path: Path) -> None:
-    """A record that cannot be read, and why a rank was not traced, are notes."""
-    (tmp_path / "rank-0.trace.json").write_text(json.dumps(loop(compute=100).content()))
-    (tmp_path / "rank-0.json").write_text(record(0, reason="it forked", trace="rank-0.trace.json", num_traced=4))
-    (tmp_path / "rank-1.json").mkdir()
-    (tmp_path / "rank-2.json").write_text("{}")
-    notes = [note for note in read_report((tmp_path,)).notes if note.startswith("rank ")]
-    assert notes[0] == "rank 0: it forked, 4 steps traced"
-    assert "rank-1.json: " in notes[1]
-    assert notes[2].startswith("rank 2: rank-2.json: schema: expected 'numapin.steps/1'")
-
-
 def test_an_empty_folder_beside_a_trace(tmp_path: Path) -> None:
     """Each path that the user names must have a trace: a figure for fewer than were named would mislead."""
     empty, file = tmp_path / "empty", tmp_path / "ok.json"
