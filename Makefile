@@ -9,7 +9,7 @@ TOOLS := .cache/release/tools
 PYTEST := sh scripts/test.sh $(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE  # else each of the tests' processes compiles numapin and the tests
 
-.PHONY: setup demo docs test machines check lint format types vm bench package trials clean
+.PHONY: setup demo docs test machines check lint format types vm package trials clean
 
 setup: $(READY)  ## make the virtual environment, which every other target does that needs it
 
@@ -43,9 +43,6 @@ docs: $(VENV)/.docs  ## build the documentation into site/; open site/index.html
 
 vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with several NUMA nodes
 	python3 scripts/make_vm.py
-
-bench: $(READY)  ## measure planning and `numapin topo`; results on stdout
-	$(BIN)/python -m scripts.bench_plan
 
 package: $(TOOLS)/.ready  ## build sdist and wheels into dist/, and check them
 	sh scripts/package.sh $(TOOLS)/bin

@@ -11,8 +11,7 @@ and writes FOLDER/PART.json when it ends:
 - ragged: 50 batches of 24 to 64 MB, four at a time;
 - fsdp2: three steps with `CPUOffloadPolicy()`; parameters and gradients are pinned on the host;
 - checkpoint: `async_save` of a layer's attention twice, with a `BlockingAsyncStager` that keeps its copy, and `load`;
-  all values are compared;
-- staging: the same with a `DefaultStager` for each save, which registers memory of its own.
+  all values are compared.
 
 The ways must compute the same losses. Bytes are those of `torch.cuda.host_memory_stats` and `numapin.pinned.budget`.
 """
@@ -25,7 +24,6 @@ import json
 import random
 import tempfile
 import time
-from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -34,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -145,17 +143,13 @@ def fsdp2(folder: Path) -> dict[str, Any]:
     return found | {"asked_mb": asked_mb, **pinned_mb(), "step_s": median(steps_s), "losses": losses}
 
 
-def save(make_stager: Callable[[], Any], folder: Path) -> dict[str, float]:
-    """Save the weights of a layer's attention twice, and compare what was saved last.
-
-    torch 2.11 closes a DefaultStager after each save, so `make_stager` is called again; a kept one is kept by it.
-    """
+def checkpoint(folder: Path) -> dict[str, float]:
+    """Save the weights of a layer's attention twice, and compare what was saved last."""
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
     attention = enumerate(shapes(*MODELS["Qwen2.5-7B"])[:4])
     state = {f"{n}": torch.randn(shape, dtype=torch.bfloat16, device="cuda") for n, shape in attention}
-    stage_s = []
+    stager, stage_s = BlockingAsyncStager(cache_staged_state_dict=True), []
     for number in range(2):
-        stager = make_stager()
         for tensor in state.values():
             tensor.add_(number)
         began_s = time.perf_counter()
@@ -173,23 +167,11 @@ def save(make_stager: Callable[[], Any], folder: Path) -> dict[str, float]:
     return {"asked_mb": asked_mb, **figures, "first_s": stage_s[0], "second_s": stage_s[1]}
 
 
-@cache
-def blocking_stager() -> BlockingAsyncStager:
-    """Return the stager that keeps its copies, which are made with `Tensor.pin_memory`."""
-    return BlockingAsyncStager(cache_staged_state_dict=True)
-
-
-def default_stager() -> DefaultStager:
-    """Return the stager that registers shared memory of its own."""
-    return DefaultStager(StagingOptions())
-
-
 PARTS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
     "weights": weights,
     "ragged": ragged,
     "fsdp2": fsdp2,
-    "checkpoint": partial(save, blocking_stager),
-    "staging": partial(save, default_stager),
+    "checkpoint": checkpoint,
 }
 
 

@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -91,14 +90,9 @@ def memory(kind: str, num: int) -> None:
     sums = torch.tensor([pss, shared, len(pids)])
     dist.reduce(sums, 0)
     if dist.get_rank() == 0:
-        copy_kib = 0
-        for fd in Path("/proc/self/fd").iterdir():
-            with suppress(FileNotFoundError):  # the descriptor of this very listing
-                if kind == "shared" and "numapin-share" in str(fd.readlink()):
-                    copy_kib = fd.stat().st_blocks // 2
         pss, shared, num_processes = map(int, sums)
         found = {"kind": kind, "samples": num, "processes": num_processes, "pss_kib": pss, "shared_pss_kib": shared}
-        print(json.dumps({**found, "copy_kib": copy_kib, "total": totals.pop()}), flush=True)
+        print(json.dumps({**found, "total": totals.pop()}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -22,7 +22,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle
-from math import lcm, prod
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +60,6 @@ _ENDLESS: Final = 1 << 30  # samples, so that no epoch ends within a window
 _NUM_CODES: Final = 128  # the first element of a sample is its number modulo this
 _NUM_FIRST_STEPS: Final = 3  # cuDNN chooses its algorithms
 _PATIENCE_S: Final = 15.0  # for a warm-up that does not become steady
-_CEILING_WARM_UP_S: Final = 0.5  # it has no queue that must become steady
 
 Batch = list[torch.Tensor]
 
@@ -127,11 +126,6 @@ class Model:
     bf16: bool
 
     @property
-    def num_distinct(self) -> int:
-        """The number of batches after which the samples start again at the first one."""
-        return lcm(self.num_samples, self.batch_size) // self.batch_size
-
-    @property
     def about(self) -> str:
         """The model in one line."""
         size = "x".join(map(str, self.shape))
@@ -192,7 +186,9 @@ class Trainer:
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model, self.device = model, device
         self.samples = Samples(model)
-        self.batches = [self.to_device(self.samples.batch(number)) for number in range(model.num_distinct)]
+        self.batches = [
+            self.to_device(self.samples.batch(number)) for number in range(model.num_samples // model.batch_size)
+        ]
         torch.manual_seed(0)
         network = model.build().to(device)
         if model.bf16:
@@ -288,10 +284,9 @@ def measure(
     with running(loader, trainer, options) as feed:
         trainer.samples.require_intact(feed.take())
         first_s = time.perf_counter() - started_s
-        steps_per_s = _warm_up(loader, trainer, feed, options)
-        if num_steps is None:  # a multiple of the distinct batches, so that all loaders train on the same ones
-            wanted = options.steps or max(1, round(options.seconds * steps_per_s))
-            num_steps = -(-wanted // model.num_distinct) * model.num_distinct
+        steps_per_s = _warm_up(trainer, feed, options)
+        if num_steps is None:
+            num_steps = options.steps or max(1, round(options.seconds * steps_per_s))
         before = feed.stats()
         wall_s, waited_s = trainer.window(feed.take, num_steps)
         after = feed.stats()
@@ -308,13 +303,12 @@ def measure(
     return figures, num_steps
 
 
-def _warm_up(loader: str, trainer: Trainer, feed: Feed, options: argparse.Namespace) -> float:
+def _warm_up(trainer: Trainer, feed: Feed, options: argparse.Namespace) -> float:
     """Train until the loader is steady on all ranks; return the steps per second of the last stretch.
 
     First come the batches that were prepared while the loader started. A stretch is half as long as its queue.
     """
-    num_ahead = 1 if loader == CEILING else options.workers * options.prefetch
-    least_s = min(_CEILING_WARM_UP_S, options.warm_up) if loader == CEILING else options.warm_up
+    num_ahead: int = options.workers * options.prefetch
     num_steps = -(-num_ahead // 2)
     start_s = time.perf_counter()
     trainer.window(feed.take, num_ahead)
@@ -324,7 +318,7 @@ def _warm_up(loader: str, trainer: Trainer, feed: Feed, options: argparse.Namesp
         after = feed.stats()
         spent_s = time.perf_counter() - start_s
         is_steady = before is None or after is None or start_costs(before) == start_costs(after)
-        is_ready = spent_s > _PATIENCE_S or (spent_s >= least_s and is_steady)
+        is_ready = spent_s > _PATIENCE_S or (spent_s >= options.warm_up and is_steady)
         if trainer.largest(float(not is_ready)) == 0:
             return num_steps / wall_s
 
@@ -342,7 +336,6 @@ def _options() -> argparse.Namespace:
     own("--repeats", type=int, default=5, help="windows of each loader and model; a verdict needs 5 (default: 5)")
     own("--workers", type=int, help="workers per rank (default: its share of the CPUs, at most 12)")
     own("--prefetch", type=int, default=2, help="batches that each worker prepares ahead (default: 2)")
-    own("--batch-size", type=int, help="samples per batch and rank (default: depends on the model)")
     own("--seconds", type=float, default=4.0, help="length of a model's first window (default: 4)")
     own("--steps", type=int, help="steps per window, instead of --seconds")
     own("--warm-up", type=float, default=2.0, help="least seconds of a warm-up (default: 2)")
@@ -383,12 +376,11 @@ def _joined() -> torch.device:
 
 
 def _sized(model: Model, options: argparse.Namespace) -> Model:
-    """Return the model in the size that the options ask for; CPUs emulate bfloat16, so a smoke test does without."""
+    """Return the model, small for a smoke test; CPUs emulate bfloat16, so that does without."""
     if options.quick:
         shape = (model.shape[0], *[32 if len(model.shape) == 3 else 16] * (len(model.shape) - 1))
-        model = replace(model, shape=shape, batch_size=4, num_samples=16, bf16=False)
-    batch_size = options.batch_size or model.batch_size
-    return replace(model, batch_size=batch_size, num_samples=max(model.num_samples, batch_size))
+        return replace(model, shape=shape, batch_size=4, num_samples=16, bf16=False)
+    return model
 
 
 def _require_room(model: Model, options: argparse.Namespace) -> None:

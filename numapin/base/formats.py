@@ -54,6 +54,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
+    """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
+    if not num_done:
+        return ""
+    return f"about {duration(elapsed_s / num_done * (num_planned - num_done))} left"
+
+
 # --- shells ----------------------------------------------------------------------------------------------------------
 
 _NAMED: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\x1b": "\\e"}
@@ -92,11 +99,6 @@ _FIND_NUMAPIN: Final = f"import sys; sys.path.append({__file__.rsplit('/', 3)[0]
 def running(code: str) -> tuple[str, ...]:
     """Return a command that runs code, which can import this package even if it is not installed."""
     return *PYTHON, "-c", f"{_FIND_NUMAPIN}; {code}"
-
-
-def running_module(name: str) -> tuple[str, ...]:
-    """Return a command that runs a module of this package as `python -m` does."""
-    return running(f"from runpy import run_module; run_module({name!r}, run_name='__main__', alter_sys=True)")
 
 
 # --- similar words ---------------------------------------------------------------------------------------------------

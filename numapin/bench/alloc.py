@@ -198,9 +198,3 @@ def _ways() -> dict[str, Way]:
         "numapin": Way(allocate=lambda num_bytes: pinned.empty(num_bytes, torch.uint8), before=empty_ours),
         "numapin-pool": Way(allocate=lambda num_bytes: pinned.empty(num_bytes, torch.uint8), before=fill_ours),
     }
-
-
-if __name__ == "__main__":
-    from numapin.bench.process import serve
-
-    serve(measure)

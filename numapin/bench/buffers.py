@@ -32,12 +32,11 @@ def bind_to_node(node: int | None) -> Locality:
 
 
 @cache
-def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: int = 0) -> torch.Tensor:
-    """Return bytes of host memory, the same ones for equal arguments; `number` distinguishes buffers of one kind.
+def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None) -> torch.Tensor:
+    """Return bytes of host memory, the same ones for equal arguments.
 
     Raises MachineError if the kernel put pages on another node.
     """
-    del number  # part of the cache's key
     home = bind_to_node(node)
     num_mapped = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     if memory == "pinned":

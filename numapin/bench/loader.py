@@ -412,9 +412,3 @@ def _window(
         count += 1
     end()
     return Window(num_batches=count, wall_s=time.perf_counter() - start, cpu_s=time.thread_time() - cpu)
-
-
-if __name__ == "__main__":
-    from numapin.bench.process import serve
-
-    serve(measure)

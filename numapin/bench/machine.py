@@ -1,7 +1,4 @@
-"""The host, versions and GPUs that a benchmark's figures depend on.
-
-A torch that is built without GPU support is not imported at all, which saves 1.5 s.
-"""
+"""The host, versions and GPUs that a benchmark's figures depend on."""
 
 from __future__ import annotations
 
@@ -12,12 +9,10 @@ import subprocess
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
-from runpy import run_path
 from typing import Any, Final
 
-from numapin.base.formats import running_module
+from numapin.base.formats import running
 
 _PACKAGES: Final = ("numapin", "torch", "numpy")
 _QUERY_TORCH_S: Final = 120.0  # the first import of torch from a cold disk
@@ -44,8 +39,8 @@ class BenchMachine:
 
 
 def read_machine() -> BenchMachine:
-    """Read this host. Takes as long as importing torch, unless torch is built without GPU support."""
-    command = running_module("numapin.bench.machine")
+    """Read this host. Takes as long as importing torch, which another process does."""
+    command = running("from numapin.bench.machine import print_gpus; print_gpus()")
     seen: dict[str, Any]
     try:
         done = subprocess.run(command, capture_output=True, errors="replace", timeout=_QUERY_TORCH_S, check=True)
@@ -76,21 +71,13 @@ def read_machine() -> BenchMachine:
     )
 
 
-def _gpus() -> dict[str, object]:
-    # The version file of a torch that is built without GPU support names neither CUDA nor ROCm.
-    spec = find_spec("torch")
-    path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin is not None else None
-    built_for = run_path(str(path)) if path is not None and path.exists() else {}
-    if all(built_for.get(name, "unknown") is None for name in ("cuda", "hip")):
-        return {"cuda": None, "gpus": [], "no_gpu": "torch is built without CUDA"}
+def print_gpus() -> None:
+    """Print what torch sees, as JSON; whatever others print goes to stderr."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
     import torch
 
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
-    return {"cuda": torch.version.cuda, "gpus": names, "no_gpu": None if names else why}
-
-
-if __name__ == "__main__":
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what others print, until the end of this process
-    os.write(answer, f"\n{json.dumps(_gpus())}".encode())
+    found = {"cuda": torch.version.cuda, "gpus": names, "no_gpu": None if names else why}
+    os.write(answer, f"\n{json.dumps(found)}".encode())

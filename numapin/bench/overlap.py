@@ -292,9 +292,3 @@ def _calls_for(compute_ms: float) -> int:
         cuda.synchronize()
     taken_ms: float = began.elapsed_time(ended)
     return max(1, round(compute_ms / taken_ms * num_calls))
-
-
-if __name__ == "__main__":
-    from numapin.bench.process import serve
-
-    serve(measure)

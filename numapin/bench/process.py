@@ -1,4 +1,4 @@
-"""Measuring processes: `measure` runs the peers of a benchmark in turn; each process calls `serve`.
+"""Measuring processes: `measure` runs the peers of a benchmark in turn; each process runs `serve`.
 
 Every repeat runs every peer of a case once, in turn, so that a machine that slows down affects all of them. A peer's
 threads, pinned pools and workers end with its processes, which it shares with other peers only if the case has a
@@ -15,12 +15,13 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import closing, suppress
+from importlib import import_module
 from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from numapin.base.formats import running_module
+from numapin.base.formats import running
 from numapin.base.strict_json import encode
 from numapin.bench.model import Run
 from numapin.launcher.failure import name_of_signal
@@ -128,7 +129,7 @@ class _Child:
 
     def __init__(self, module: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
-        command = running_module(module)
+        command = running(f"from numapin.bench.process import serve; serve({module!r})")
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, start_new_session=True
@@ -246,8 +247,9 @@ class Harness:
         os.read(_STDIN, 1)
 
 
-def serve(measure: Callable[[dict[str, Any], Harness], None]) -> None:
-    """Measure each spec that arrives, in the module that a benchmark names."""
+def serve(module: str) -> None:
+    """Measure each spec that arrives with the function `measure` of the module, which a benchmark names."""
+    measure: Callable[[dict[str, Any], Harness], None] = import_module(module).measure
     harness = Harness()
     while (spec := harness.next_spec()) is not None:
         try:

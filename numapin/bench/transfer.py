@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 SIZES: Final = tuple(1 << bits for bits in (12, 16, 20, 24, 27, 30))
 QUICK_SIZES: Final = tuple(1 << bits for bits in (16, 26))
+DIRECTIONS: Final = ("h2d", "d2h")
 PEERS: Final = {
     "pageable": "ordinary memory",
     "pinned": "torch.empty(pin_memory=True)",
@@ -26,15 +26,6 @@ PEERS: Final = {
 _MIN_CALLS: Final = 3
 _BURST_S: Final = 0.01  # of copies between two reads of the clock; waiting for them takes 10 us, 0.1 % of that
 _MAX_BURST: Final = 1000  # copies; a stream holds more before the call itself blocks
-
-
-class Direction(StrEnum):
-    """The direction of a copy."""
-
-    H2D = "h2d"
-    D2H = "d2h"
-    BOTH = "both"
-    """Both at once, on two streams; the bytes of both count."""
 
 
 def transfer_benchmark(
@@ -151,9 +142,8 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
         count += burst
     copies_per_s = count / (time.perf_counter() - start)
 
-    num_ways = 2 if spec["direction"] == Direction.BOTH else 1
     figures = {
-        "gbps": spec["num_bytes"] * num_ways * copies_per_s / 1e9,
+        "gbps": spec["num_bytes"] * copies_per_s / 1e9,
         "us": whole_s * 1e6,
         "host_us": host_s * 1e6,
         "host_share": host_s / whole_s,
@@ -161,35 +151,15 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
     harness.report(figures, details={}, idle=copy_once)
 
 
-def _copier(spec: dict[str, Any]) -> Callable[[], None]:
-    """Return a function that starts the copy, or one copy in each direction."""
+def _copier(spec: dict[str, Any]) -> Callable[[], object]:
+    """Return a function that starts the copy."""
     import torch
 
     from numapin.bench.buffers import buffer
 
     gpu, size, max_size = spec["gpu"], spec["num_bytes"], spec["max_bytes"]
-    numbers = range(2 if spec["direction"] == Direction.BOTH else 1)
-    hosts = [buffer(spec["memory"], max_size, gpu=gpu, node=spec["node"], number=number)[:size] for number in numbers]
-    gpus = [torch.zeros(max_size, dtype=torch.uint8, device=f"cuda:{gpu}")[:size] for _ in numbers]
-
-    def upload() -> None:
-        gpus[0].copy_(hosts[0], non_blocking=True)
-
-    def download() -> None:
-        hosts[-1].copy_(gpus[-1], non_blocking=True)
-
-    up, down = torch.cuda.Stream(gpu), torch.cuda.Stream(gpu)
-
-    def both() -> None:
-        with torch.cuda.stream(up):
-            upload()
-        with torch.cuda.stream(down):
-            download()
-
-    return {Direction.H2D: upload, Direction.D2H: download, Direction.BOTH: both}[Direction(spec["direction"])]
-
-
-if __name__ == "__main__":
-    from numapin.bench.process import serve
-
-    serve(measure)
+    host = buffer(spec["memory"], max_size, gpu=gpu, node=spec["node"])[:size]
+    on_gpu = torch.zeros(max_size, dtype=torch.uint8, device=f"cuda:{gpu}")[:size]
+    if spec["direction"] == "h2d":
+        return lambda: on_gpu.copy_(host, non_blocking=True)
+    return lambda: host.copy_(on_gpu, non_blocking=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _NEEDED: Final = f"a verdict needs {FEWEST_FOR_VERDICT}"
 _MIN_GAIN: Final = 1.02
 _NEGLIGIBLE: Final = 0.05
-_MOST_NAMES: Final = 4
 _OUTCOMES: Final = {
     Verdict.FASTER: "faster",
     Verdict.SLOWER: "slower",
@@ -113,31 +112,20 @@ def _joined(contrasts: Sequence[Contrast]) -> Contrast:
 
 def _answer(question: Question, found: Mapping[str, Contrast], *, is_sweep: bool) -> BenchVerdict:
     """Answer a question from at least one contrast, each with the name of its case or its size."""
-    owns = list(dict.fromkeys(contrast.own for contrast in found.values()))
-    if len(owns) > 1:
-        found = {f"{name} ({contrast.own})": contrast for name, contrast in found.items()}
-    alike: dict[tuple[Verdict, str], list[str]] = {}
-    for outcome in _OUTCOMES:
-        for name, contrast in found.items():
-            if contrast.outcome is outcome:
-                alike.setdefault((outcome, contrast.doubt), []).append(name)
     parts = []
-    for (outcome, doubt), names in alike.items():
-        is_faster = outcome is Verdict.FASTER
-        is_ratio = is_faster or outcome is Verdict.SLOWER
-        place = ""
-        if len(found) > 1 and (is_ratio or len(names) < len(found)):
-            are_largest = is_sweep and len(names) > 1 and names == list(found)[-len(names) :]
-            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-            listed = ", ".join(names[:_MOST_NAMES]) + more
-            place = f" from {names[0]} on" if are_largest else f" {'at' if is_sweep else 'in'} {listed}"
-        if is_ratio:
-            times = [found[name].times if is_faster else 1 / found[name].times for name in names]
+    for outcome, words in _OUTCOMES.items():
+        alike = {name: contrast for name, contrast in found.items() if contrast.outcome is outcome}
+        if not alike:
+            continue
+        place = f" {'at' if is_sweep else 'in'} {', '.join(alike)}" if len(found) > 1 else ""
+        if outcome in (Verdict.FASTER, Verdict.SLOWER):
+            times = [one.times if outcome is Verdict.FASTER else 1 / one.times for one in alike.values()]
             low, high = _ratio_text(min(times)), _ratio_text(max(times))
             span = f"{high}x" if low == high else f"{low} to {high}x"
-            parts.append(f"{question.things} {span} {_OUTCOMES[outcome]}{place}")
+            parts.append(f"{question.things} {span} {words}{place}")
         else:
-            parts.append(f"{_OUTCOMES[outcome]}{place}{f': {doubt}' if doubt else ''}")
+            doubts = ", ".join(dict.fromkeys(one.doubt for one in alike.values() if one.doubt))
+            parts.append(f"{words}{place}{f': {doubts}' if doubts else ''}")
 
     outcomes = {contrast.outcome for contrast in found.values()}
     if {Verdict.FASTER, Verdict.SLOWER} <= outcomes:
@@ -150,7 +138,7 @@ def _answer(question: Question, found: Mapping[str, Contrast], *, is_sweep: bool
         short = BenchAnswer.UNKNOWN if Verdict.UNKNOWN in outcomes else BenchAnswer.SAME
     begins_with_answer = short in (BenchAnswer.UNKNOWN, BenchAnswer.SAME)
     between = "" if begins_with_answer else f"{short}, "
-    subject = question.subject.replace("{own}", " or ".join(owns))
+    subject = question.subject.replace("{own}", " or ".join(dict.fromkeys(one.own for one in found.values())))
     return BenchVerdict(answer=short, text=f"{subject}: {between}{'; '.join(parts)}")
 
 

@@ -110,7 +110,7 @@ def bench() -> None:
     \b
     Command   Question                                     Typical duration
     alloc     Is it worth reusing or pinning memory?       10 s without a GPU
-    transfer  Are copies of pinned memory faster?          36 s per GPU and node
+    transfer  Are copies of pinned memory faster?          24 s per GPU and node
     overlap   Does pinning make a loop faster, and which?  at least 98 s
     loader    Is another DataLoader faster?                1 to 2 min per case
 
@@ -139,7 +139,7 @@ def bench() -> None:
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
 @_names_option("--peers", transfer_bench.PEERS, about="Kinds of memory")
-@_names_option("--directions", list(transfer_bench.Direction), about="To the GPU (h2d), back (d2h), or both at once")
+@_names_option("--directions", transfer_bench.DIRECTIONS, about="To the GPU (h2d), or back (d2h)")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option("--seconds", type=Seconds(0, min_open=True), default=0.1, help="Length of a measuring window in seconds.")
 @_shared_options(seconds=0.02, sizes=transfer_bench.QUICK_SIZES)
@@ -154,7 +154,7 @@ def transfer(
 ) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
-    Duration: with the defaults at least 36 s (360 windows of 0.1 s) per pair of GPU and NUMA node; --quick: 1 s.
+    Duration: with the defaults at least 24 s (240 windows of 0.1 s) per pair of GPU and NUMA node; --quick: 1 s.
 
     \b
     Examples:
@@ -320,7 +320,7 @@ def _measure(
 
     def show_start(case: Case, peer: Peer, repeat: int) -> None:
         nonlocal num_started
-        left = f"  {left_in_words(num_started, num_planned, time.monotonic() - began_s)}"
+        left = f"  {formats.left_in_words(num_started, num_planned, time.monotonic() - began_s)}"
         num_started += 1
         show_status(f"{num_started}/{num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}" + left.rstrip())
 
@@ -358,10 +358,3 @@ def _measure(
     else:
         remedy = f"numapin bench {benchmark.name} --help lists what else can be measured"
     raise NumapinError(f"nothing was measured: {reason}", remedy)
-
-
-def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
-    """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
-    if not num_done:
-        return ""
-    return f"about {formats.duration(elapsed_s / num_done * (num_planned - num_done))} left"

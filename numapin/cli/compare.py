@@ -12,7 +12,6 @@ import click
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import make_own
-from numapin.base.formats import duration
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
@@ -232,7 +231,7 @@ def compare(
             raise NumapinError(f"{logs} cannot be used: {error.strerror}", "choose another with --logs DIR") from None
     is_complete = False
     try:
-        with EarlyEnd(hurries=True) as end:
+        with EarlyEnd() as end:
             job_options = JobOptions(
                 settings=StepSettings(folder="", skip=skip, steps=steps, seconds=seconds),
                 timeout_s=timeout,
@@ -241,7 +240,7 @@ def compare(
             )
             for made in measure_all(compared, job_options, num_rounds=repeats, progress=show_status):
                 clear_status()
-                say(_run_in_words(made, is_first=not runs or runs[-1].variant != made.variant))
+                say(_run_in_words(made))
                 runs.append(made)
                 with suppress(NumapinError):  # so that even a killed run leaves a file; the last write reports an error
                     writer.write(report_now(is_complete=False))
@@ -255,11 +254,11 @@ def compare(
     end.leave(f"the report covers the first {counted(num_counted, 'run')}" if num_counted else "nothing was measured")
 
     report = report_now(is_complete=True)
+    writer.show(report)
     if report.measured:
-        writer.show(report)
         writer.write(report)
-    if len(report.measured) < 2:  # why was said when each variant failed
-        what = _all_failed(report)
+    if len(report.measured) < 2:
+        what = "every variant failed"
         if report.measured:
             what = f"nothing could be compared: only {report.measured[0].name} was measured"
         raise NumapinError(what, "run the script by itself first; keep the output of every run with --logs DIR")
@@ -280,23 +279,12 @@ def default_names(topology: Topology, plan: Plan | None) -> tuple[str, ...]:
     return (*DEFAULT, SOCKET)
 
 
-def _run_in_words(made: ComparedRun, *, is_first: bool) -> str:
-    """Return the outcome of a run, and the time that is left; `is_first`: of the uncounted runs of a variant."""
+def _run_in_words(made: ComparedRun) -> str:
+    """Return the outcome of a run, and the time that is left."""
     (name,) = without_secrets([made.variant])
     result = made.result
     if result.failure is not None:
         return f"{name} failed, and is left out: {result.failure.partition(chr(10))[0]}"
-    left = f"; {duration(made.left_s)} left" if made.left_s else ""
-    times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{left}"
-    uncounted = f"{'first' if is_first else 'second'} run, not counted"
-    return f"{name}, {uncounted if made.round is None else f'repeat {made.round + 1}'}: {times}"
-
-
-def _all_failed(report: CompareReport) -> str:
-    """Return the message that every variant failed, with the last lines of each one's output; equal outputs once."""
-    names: dict[str, list[str]] = {}
-    for variant in report.variants:
-        lines = (variant.failure or "").partition("\n")[2]
-        names.setdefault(lines, []).append(variant.name)
-    shown = [f"    output of {' and '.join(names)}:\n{lines}" for lines, names in names.items() if lines]
-    return "\n".join(["every variant failed" + ("; the last lines of what they wrote:" if shown else ""), *shown])
+    times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{made.left}"
+    which = "first run, not counted" if made.round is None else f"repeat {made.round + 1}"
+    return f"{name}, {which}: {times}"

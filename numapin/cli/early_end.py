@@ -22,12 +22,10 @@ class EarlyEnd:
     """Ends its block at the first Ctrl-C, SIGTERM or SIGHUP, so that the caller can report the results so far.
 
     The block cleans up as for any exception. From the first signal to `leave`, later ones are ignored: the block cleans
-    up, and the caller writes its report. A block that `hurries` is interrupted again by the second signal, to clean up
-    at once. Without a signal, the former handlers are back at the end of the block.
+    up, and the caller writes its report. Without a signal, the former handlers are back at the end of the block.
     """
 
-    def __init__(self, *, hurries: bool = False) -> None:
-        self._hurries = hurries
+    def __init__(self) -> None:
         self._number: signal.Signals | None = None
         self._former: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -51,18 +49,14 @@ class EarlyEnd:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         """End the block for good if a signal did."""
-        self._hurries = False
         if not self.came:
             self._restore()
         return isinstance(error, _Signaled)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        """End the block at the first signal, and its clean-up at the second one if it hurries."""
+        """End the block at the first signal."""
         if self._number is None:
             self._number = signal.Signals(number)
-            raise _Signaled
-        if self._hurries:
-            self._hurries = False  # a third one would interrupt what the second one hurried
             raise _Signaled
 
     def _restore(self) -> None:

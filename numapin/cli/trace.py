@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -186,25 +185,17 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
 
     Raises SystemExit and Abort as the command ends.
     """
-    if options.as_json and sys.stdout is None:
-        raise UsageError("--json: stdout cannot be written", "see report.json in --output DIR")
     outer = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
-    if options.output is None and not subfolder and outer.exists():  # of a run that began in the same second
-        outer = outer.with_name(f"{outer.name}-{os.getpid()}")
     folder = outer / (subfolder or "")
     settings = StepSettings(folder=str(folder), steps=options.steps, skip=options.skip)
-    new_folders = _make_folders(outer, folder, settings)
+    _make_folders(outer, folder, settings)
     environ = hook_env.steps_environment(settings.to_text(), os.environ, variable=hook_env.TRACE_VARIABLE)
     unblocked = FORWARDED if subfolder is None else ()  # our launcher handles what `cli.entry` holds back
-    stdout = None
-    if options.as_json:
-        stdout = subprocess.DEVNULL if sys.stderr is None else 2  # the parent process may have closed stderr
+    stdout = 2 if options.as_json else None
     try:
         process = start_below(command, {**os.environ, **environ}, stdout=stdout, unblocked=unblocked)
     except OSError as error:
-        for made in reversed(new_folders):
-            with suppress(OSError):
-                Path(made).rmdir()
+        Path(settings.loads).rmdir()  # so that the folder can be used again
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}", "numapin trace --help") from None
     report = _Reporter(folder=folder, settings=settings, as_json=options.as_json, files=RankFiles(folder))
     has_ended, has_stopped = threading.Event(), threading.Event()
@@ -306,18 +297,15 @@ class _Reporter:
 # --- the folder and the report ---------------------------------------------------------------------------------------
 
 
-def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> list[str]:
-    """Make the folder, which only this user may enter; return the folders that are new, outer ones first.
+def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> None:
+    """Make the folder, which only this user may enter.
 
     Raises UsageError if another run uses it or has left traces there, and NumapinError if it or its parent belongs to
     another user.
     """
-    new = []
     try:
-        for path in (str(outer), str(folder)):
-            if not os.path.lexists(path):
-                new.append(path)
-            make_own(path)
+        for path in (outer, folder):
+            make_own(str(path))
         old = next(chain(folder.glob("rank-*"), folder.glob(Path(settings.loads).name)), None)
         if old is None:
             Path(settings.loads).mkdir(mode=0o700)  # fails if another run has made it just now
@@ -325,7 +313,6 @@ def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> list[str
         raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
     if old is not None:
         raise UsageError(f"--output {folder} holds {old.name} of another run", "choose another folder")
-    return [*new, settings.loads]
 
 
 def _write(report: TraceReport, folder: Path, *, remedy: str) -> None:

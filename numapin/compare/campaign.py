@@ -1,8 +1,7 @@
 """All runs of a comparison, in turn: start a variant, watch its ranks, stop it after enough steps.
 
 A job runs in a session of its own, so that Ctrl-C reaches this process only. A first run that is not counted fills the
-page cache, and finds the number of steps that all others measure. If not all steps fit into the time, a second run
-finds it, because the first may have been slow. A variant that fails is left out of the later rounds.
+page cache, and finds the number of steps that all others measure. A variant that fails is left out of the later rounds.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import subprocess
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.formats import duration
+from numapin.base.formats import duration, left_in_words
 from numapin.base.redact import without_secrets
 from numapin.base.text import counted, not_none
 from numapin.compare.report import figures_of, slowest_of
@@ -73,7 +71,7 @@ class JobResult:
 class ComparedRun:
     """One run of a variant in one round. Round None is the first run, which does not count.
 
-    `order` is its place among all runs; `left_s` is the time for the rest of them.
+    `order` is its place among all runs; `left` is the time for the rest of them, in words.
     """
 
     variant: str
@@ -81,7 +79,7 @@ class ComparedRun:
     order: int
     took_s: float
     result: JobResult
-    left_s: float | None = None
+    left: str = ""
 
 
 def turns(names: Sequence[str], num_rounds: int) -> Iterator[tuple[int, str]]:
@@ -104,77 +102,55 @@ def measure_all(
 ) -> Iterator[ComparedRun]:
     """Yield each run when it has ended; `progress` is called several times per second, with a line on the current run.
 
-    The first run does not count. It finds out how many steps fit into the time; all others measure that number. If
-    these are not all steps, a second run finds out. If it fails, the next variant has the first run. It ends early if
-    fewer than two variants are left.
+    The first run does not count. It finds out how many steps fit into the time; all others measure that number. If it
+    fails, the next variant has the first run. It ends early if fewer than two variants are left.
     """
     by_name = {variant.name: variant for variant in variants}
-    campaign = _Campaign(by_name, list(turns(list(by_name), num_rounds)), progress)
+    planned = list(turns(list(by_name), num_rounds))
+    failed: set[str] = set()
+    num_made, began_s = 0, time.monotonic()
+
+    def left(later: Sequence[tuple[int, str]]) -> str:
+        num_left = sum(name not in failed for _, name in later)
+        words = left_in_words(num_made, num_made + num_left, time.monotonic() - began_s)
+        return f"; {words}" if words else ""
+
+    def run(name: str, number: int, options: JobOptions) -> ComparedRun:
+        """Run a variant as number `number`, 0 for the first run."""
+        nonlocal num_made
+        run_began_s, left_then = time.monotonic(), left(planned[max(number - 1, 0) :])
+        which = f"run {number}/{len(planned)}" if number else "first run, not counted"
+        (shown,) = without_secrets([name])
+
+        def report() -> None:
+            progress(f"{which}: {shown}, {duration(time.monotonic() - run_began_s)}{left_then}")
+
+        file_name = "".join(char if char.isalnum() or char in ".-_" else "_" for char in shown)[:80]
+        result = run_job(by_name[name], options, log_name=f"{number:03d}-{file_name}", report=report)
+        num_made += 1
+        if result.failure is not None:
+            failed.add(name)
+        return ComparedRun(
+            variant=name,
+            round=planned[number - 1][0] if number else None,
+            order=number,
+            took_s=time.monotonic() - run_began_s,
+            result=result,
+            left=left(planned[number:]),
+        )
+
     for name in by_name:
-        first = campaign.run(name, 0, options)
+        first = run(name, 0, options)
         yield first
-        if name not in campaign.failed:
-            settings = with_equal_steps(options.settings, first.result.steps_s)
-            if settings.steps < options.settings.steps:
-                first = campaign.run(name, 0, options, is_again=True)
-                yield first
-        if name not in campaign.failed:
+        if first.result.failure is None:
             break
     else:
         return
     equal = replace(options, settings=with_equal_steps(options.settings, first.result.steps_s))
-    for number, (_, name) in enumerate(campaign.rounds, 1):
-        is_over = len(by_name) - len(campaign.failed) < 2 and number > len(by_name)  # each had its first turn
-        if name not in campaign.failed and not is_over:
-            yield campaign.run(name, number, equal)
-
-
-@dataclass(slots=True)
-class _Campaign:
-    """The planned rounds, with the name of a variant each, and what became of the runs until now."""
-
-    variants: dict[str, Variant]
-    rounds: Sequence[tuple[int, str]]
-    progress: Callable[[str], None]
-    failed: set[str] = field(default_factory=set)
-    durations_s: dict[str, list[float]] = field(default_factory=dict)
-
-    def run(self, name: str, number: int, options: JobOptions, *, is_again: bool = False) -> ComparedRun:
-        """Run a variant as number `number`, 0 for the first run, which does not count; `is_again`: a second time."""
-        began_s = time.monotonic()
-        (shown,) = without_secrets([name])
-
-        def report(doing: str) -> None:
-            elapsed_s = time.monotonic() - began_s
-            own_s, rest_s = self.left_s([name]), self._rest_s(number)
-            left = ""
-            if own_s is not None and rest_s is not None:
-                left = f"; {duration(max(own_s - elapsed_s, 0.0) + rest_s)} left"
-            run = f"run {number}/{len(self.rounds)}" if number else "first run, not counted"
-            self.progress(f"{run}: {shown}, {doing}, {duration(elapsed_s)}{left}")
-
-        log_name = f"{shown}-again" if is_again else shown
-        file_name = "".join(char if char.isalnum() or char in ".-_" else "_" for char in log_name)[:80]
-        result = run_job(self.variants[name], options, log_name=f"{number:03d}-{file_name}", report=report)
-        took_s = time.monotonic() - began_s
-        if result.failure is None:
-            self.durations_s.setdefault(name, []).append(took_s)
-        else:
-            self.failed.add(name)
-        round_number = self.rounds[number - 1][0] if number else None
-        left_s = self._rest_s(number)
-        return ComparedRun(variant=name, round=round_number, order=number, took_s=took_s, result=result, left_s=left_s)
-
-    def _rest_s(self, number: int) -> float | None:
-        """Return the time that the runs after run `number` will take."""
-        return self.left_s([name for _, name in self.rounds[number:] if name not in self.failed])
-
-    def left_s(self, names: Sequence[str]) -> float | None:
-        """Return the time that runs of these variants will take; None before the first run has ended."""
-        if not self.durations_s:
-            return None
-        any_s = statistics.median(chain.from_iterable(self.durations_s.values()))
-        return sum(statistics.median(self.durations_s.get(name) or [any_s]) for name in names)
+    for number, (_, name) in enumerate(planned, 1):
+        is_over = len(by_name) - len(failed) < 2 and number > len(by_name)  # each had its first turn
+        if name not in failed and not is_over:
+            yield run(name, number, equal)
 
 
 def with_equal_steps(settings: StepSettings, first_s: Sequence[float]) -> StepSettings:
@@ -189,8 +165,8 @@ def with_equal_steps(settings: StepSettings, first_s: Sequence[float]) -> StepSe
     return replace(settings, steps=steps, seconds=settings.seconds * _PATIENCE)
 
 
-def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Callable[[str], None]) -> JobResult:
-    """Run a variant until its ranks have measured enough steps; `report` is called with what it is doing."""
+def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Callable[[], None]) -> JobResult:
+    """Run a variant until its ranks have measured enough steps; `report` is called several times per second."""
     with TemporaryDirectory(prefix="numapin-compare-") as folder:
         output, files = RunOutput(Path(options.logs or folder, f"{log_name}.log")), RankFiles(Path(folder))
         environ = {**os.environ, **variant.variables}  # which may set PYTHONPATH, too
@@ -219,7 +195,7 @@ def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Cal
                     usage.read()
                     output.bound()
                     read_s = time.monotonic()
-                report(files.doing())
+                report()
                 if files.is_done(time.monotonic()):
                     break
                 if has_ended:
@@ -233,7 +209,6 @@ def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Cal
                 if problem is not None:
                     break
                 time.sleep(_POLL_S)
-            report("stopping")
             if problem is not None:
                 return JobResult(failure=f"{problem}{output.tail()}")
             return _result(files.measured, usage, options, started_s)  # while the job still runs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.redact import HIDDEN, is_secret, without_secrets
 from numapin.base.stats import CONFIDENCE, FEWEST_FOR_VERDICT, MOST_ROUNDS, Faster, Verdict, faster
@@ -31,7 +31,6 @@ STEP: Final = "step_s"
 """The figure that is compared: the window's length by its steps, of the slowest rank."""
 _SHORTEST_S: Final = 1.0  # CPU time is read every second, and counted in hundredths of one
 _UNEVEN: Final = 1.5
-_HIDDEN: Final = 0.1
 _SAME_SAMPLES: Final = 1.02
 _BUSY: Final = 0.05  # of the CPUs
 _SHORT: Final = 0.25  # of --seconds
@@ -179,21 +178,6 @@ def _hidden(ratio: Faster, base: Arm, own: Arm) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRound:
-    """One run: its figures, and the time of each measured step of the slowest rank, after `num_skipped` others.
-
-    `order` is the place of the run among all runs.
-    """
-
-    round: int
-    order: int
-    took_s: float
-    figures: Mapping[str, float]
-    num_skipped: int
-    steps_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VariantResult:
     """A variant with its figures over the runs. `ratio` is None for the baseline, and without a common round.
 
@@ -213,19 +197,19 @@ class VariantResult:
     ratio_to_threads: StepRatio | None
     failure: str | None
     notes: tuple[str, ...]
-    runs: tuple[MeasuredRound, ...]
+    runs: tuple[ComparedRun, ...]
 
     @property
     def num_steps(self) -> int:
         """The fewest steps that a run has measured."""
-        return min((len(run.steps_s) for run in self.runs), default=0)
+        return min((len(run.result.steps_s) for run in self.runs), default=0)
 
     @property
     def arm(self) -> Arm:
         """Its runs, to be compared with another variant's."""
         return Arm(
-            steps_s={run.round: run.steps_s for run in self.runs},
-            num_steps=min((run.num_skipped + len(run.steps_s) for run in self.runs), default=0),
+            steps_s={run.round or 0: run.result.steps_s for run in self.runs},
+            num_steps=min((run.result.num_skipped + len(run.result.steps_s) for run in self.runs), default=0),
             num_ahead=self.num_ahead or 0,
             wait_share=self.figures["wait_share"].median if "wait_share" in self.figures else 0.0,
         )
@@ -256,17 +240,7 @@ def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
         ratio_to_threads=None,
         failure=next((run.result.failure for run in own if run.result.failure is not None), None),
         notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
-        runs=tuple(
-            MeasuredRound(
-                round=run.round or 0,
-                order=run.order,
-                took_s=run.took_s,
-                figures=dict(run.result.figures),
-                num_skipped=run.result.num_skipped,
-                steps_s=run.result.steps_s,
-            )
-            for run in kept
-        ),
+        runs=tuple(kept),
     )
 
 
@@ -298,21 +272,24 @@ class CompareReport:
     @property
     def steps_in_words(self) -> str:
         """What was measured and how often: "8 runs of each variant, in turn; each measured 100 steps …"."""
-        runs = [run for variant in self.measured for run in variant.runs]
+        runs = [run.result for variant in self.measured for run in variant.runs]
         repeats = [variant.num_runs for variant in self.measured]
         are = "run" if max(repeats) == 1 else "runs"
-        skip, skipped = self.settings.get("skip"), [run.num_skipped for run in runs]
-        is_longer = isinstance(skip, int) and max(skipped) > skip
-        why = f" (more than --skip {skip}: a loader had fetched their batches ahead)" if is_longer else ""
         return (
             f"{_range(repeats)} {are} of each variant, in turn; each measured "
             f"{_range([len(run.steps_s) for run in runs])} steps, {min(sum(run.steps_s) for run in runs):.2g} s or "
-            f"more, after the first {_range(skipped)}{why}"
+            f"more, after the first {_range([run.num_skipped for run in runs])}"
         )
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        return {"schema": SCHEMA, "confidence": CONFIDENCE, **asdict(self)}
+        content: dict[str, Any] = {"schema": SCHEMA, "confidence": CONFIDENCE, **asdict(self)}
+        for variant in content["variants"]:
+            for run in variant["runs"]:
+                result = run.pop("result")
+                del run["variant"], run["left"]
+                run |= {name: result[name] for name in ("figures", "num_skipped", "steps_s")}
+        return content
 
 
 def _range(values: Sequence[int]) -> str:
@@ -376,7 +353,7 @@ def _notes_on(
     work = "the variants do not do the same work, because their {} differ ({})"
     samples = {}  # of all ranks in a step
     for result in measured:
-        known = [run.figures for run in result.runs if "samples_per_s" in run.figures]
+        known = [run.result.figures for run in result.runs if "samples_per_s" in run.result.figures]
         if known:
             samples[result.name] = statistics.median(one["samples_per_s"] * one[STEP] for one in known)
     if samples and max(samples.values()) <= min(samples.values()) * _SAME_SAMPLES:
@@ -393,21 +370,14 @@ def _notes_on(
         if len(set(values.values())) > 1:
             yield sentence.format(", ".join(f"{name}: {value}" for name, value in values.items()))
 
-    # Steps whose mean is far above their median, and loaders that may be too slow without a wait in these steps.
-    uneven = [
-        result.name
-        for result in measured
-        if statistics.median(run.figures[STEP] / run.figures["step_median_s"] for run in result.runs) > _UNEVEN
-    ]
+    # Steps whose mean is far above their median.
+    uneven = []
+    for result in measured:
+        every = [run.result.figures for run in result.runs]
+        if statistics.median(one[STEP] / one["step_median_s"] for one in every) > _UNEVEN:
+            uneven.append(result.name)
     if uneven:
         yield f"steps are uneven in {', '.join(uneven)}: a few take most of the time; choose --steps to span an epoch"
-    for result in measured:
-        arm = result.arm
-        if arm.hidden_share > _HIDDEN:
-            yield (
-                f"{result.name} fetches {arm.num_ahead} batches ahead, so {arm.num_steps} steps do not show a loader "
-                f"that is up to {arm.hidden_share:.0%} too slow; measure more (--steps, --seconds)"
-            )
 
     shares = [result.figures["other_cpus"].median for result in measured if "other_cpus" in result.figures]
     if shares and num_host_cpus and max(shares) > _BUSY * num_host_cpus:
@@ -416,7 +386,7 @@ def _notes_on(
 
     # All runs measured few steps in little time, because the steps of the first run took longer.
     steps, seconds = settings.get("steps"), settings.get("seconds")
-    runs = [run for result in measured for run in result.runs]
+    runs = [run.result for result in measured for run in result.runs]
     is_explained = any(result.notes for result in measured)
     if is_explained or not runs or not isinstance(steps, int) or not isinstance(seconds, float):
         return
@@ -424,7 +394,7 @@ def _notes_on(
     if most < steps and longest_s < _SHORT * seconds:
         yield (
             f"the runs measured only {most} of {steps} steps, in {longest_s:.2g} s or less of --seconds {seconds:g}, "
-            "because no more fitted in the run before, whose steps took longer; choose a larger --seconds or --skip"
+            "because no more fitted in the first run, whose steps took longer; choose a larger --seconds or --skip"
         )
 
 

@@ -204,12 +204,6 @@ class RankFiles:
                 return f"its steps cannot be measured: process {path.name.removeprefix('failed-')}: {text}"
         return None
 
-    def doing(self) -> str:
-        """Return what the job is doing, for the progress."""
-        if any(rank.phase is Phase.MEASURING for rank in self.found.values()):
-            return "measuring"
-        return "first steps" if self.found else "starting"
-
     def progress(self) -> str:
         """Return how far the rank is that has stepped least."""
         rank = min(self.ranks, key=lambda one: one.num_seen, default=None)

@@ -331,16 +331,12 @@ def _epoch_costs(analysis: Analysis) -> float:
 def _epoch_remedy(analysis: Analysis) -> str:
     slowest = max(analysis.epoch_starts, key=attrgetter("time_us"), default=None)
     loaders, number = analysis.trace.noted.loaders, slowest.loader if slowest else None
-    loader, which = None if number is None or not 0 <= number < len(loaders) else loaders[number], ""
-    if loader is not None and len(loaders) > 1:
-        batches = "no length" if loader.num_batches is None else counted(loader.num_batches, "batch")
-        which = f" of the loader with {batches} and {counted(loader.num_workers, 'worker')}"
-    if loader is not None and loader.is_persistent:
+    if number is not None and 0 <= number < len(loaders) and loaders[number].is_persistent:
         return (
-            f"the workers{which} are already persistent (persistent_workers=True): make an epoch's first batch "
-            "cheaper: its samples, the sampler, an iterable dataset's __iter__"
+            "the workers are already persistent (persistent_workers=True): make an epoch's first batch cheaper: its "
+            "samples, the sampler, an iterable dataset's __iter__"
         )
-    return f"keep the workers{which} between epochs: DataLoader(…, persistent_workers=True)"
+    return "keep the workers between epochs: DataLoader(…, persistent_workers=True)"
 
 
 # --- communication and the host -----------------------------------------------------------------------------------
@@ -529,14 +525,11 @@ def find_straggler(analyses: Sequence[Analysis]) -> tuple[Analysis, TraceFinding
 def too_few_steps(analyses: Sequence[Analysis]) -> str:
     """Return a note on the ranks that have too few steps to be called slow; "" if there are none to compare."""
     latest = _latest(analyses)
-    short = [one.trace.rank for one in latest if len(one.steps_us) < _FEWEST_STEPS]
+    short = sum(len(one.steps_us) < _FEWEST_STEPS for one in latest)
     if len(latest) < 2 or not short:
         return ""
-    ranks = f"rank {short[0]} has" if len(short) == 1 else f"{len(short)} of {len(latest)} ranks have"
-    if len(short) == len(latest):
-        ranks = "all ranks have"
-    few = _FEWEST_STEPS
-    return f"{ranks} fewer than {few} steps, too few to look for a slow rank: trace more (--steps {few})"
+    where, few = f"on {short} of {len(latest)} ranks", _FEWEST_STEPS
+    return f"fewer than {few} steps {where}, too few to look for a slow rank: trace more (--steps {few})"
 
 
 def other_programs(analyses: Sequence[Analysis]) -> str:

@@ -26,16 +26,6 @@ class TraceReport:
     findings: tuple[TraceFinding, ...]
     notes: tuple[str, ...]
 
-    @property
-    def nothing_found(self) -> str:
-        """One line in place of findings, if there are none; else ""."""
-        if self.findings:
-            return ""
-        parts = [(analysis.share(part), part) for analysis in self.analyses for part in PARTS if part != "compute"]
-        share, part = max(parts, default=(0.0, ""))
-        besides = f"; the largest part besides compute is {part}, with {share:.0%}" if share else ""
-        return f"no finding: nothing costs enough time to advise a change{besides}"
-
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON: times in ms per step, shares of the step time; what is unknown is null."""
         names, findings = ("what", "costs", "evidence", "remedy"), []

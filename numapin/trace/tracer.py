@@ -45,8 +45,6 @@ _RECENT: Final = 16
 _SLOW: Final = 10
 _SHORTEST_LIMIT_S: Final = 2.0  # a loop of small operators makes 250 MB of records per second
 _FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps compile and allocate
-_LONGEST_PAUSE_S: Final = 300.0  # then the loader hangs
-_NAMED_S: Final = 0.5
 _CHECK_EVERY_S: Final = 0.5
 UNFINISHED: Final = "the process was killed, or is still running"
 _PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
@@ -61,35 +59,33 @@ _Shown: TypeAlias = tuple[int, str, int, int]  # process, row, start and end in 
 class Pace:
     """The end of the last step, and the time between recent ones.
 
-    Time in a loader with workers does not make a step overdue: it is what the trace is to show, and only the workers
-    are busy then, which are not recorded. `paused_s` is when the loop entered it; `in_loader_s` sums up earlier times.
+    Time in a loader with workers does not count: it is what the trace is to show, and only the workers are busy then,
+    which are not recorded. `entered_s` is when the loop entered it.
     """
 
     last_s: float | None = None
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    paused_s: float | None = None
-    in_loader_s: float = 0.0
-    num_entered: int = 0
+    entered_s: float = 0.0
+    num_entered: int = 0  # one loader's batches may be made from another's
 
     def stepped(self, now_s: float) -> None:
         """Note that a step has ended."""
         if self.last_s is not None:
             self.recent_s.append(now_s - self.last_s)
-        self.last_s, self.in_loader_s = now_s, 0.0
+        self.last_s = now_s
 
     def enter_loader(self, now_s: float) -> None:
         """Do not count the time from now on, in which the loop waits for a loader with workers."""
-        self.num_entered += 1  # one loader's batches may be made from another's
-        if self.num_entered == 1:
-            self.paused_s = now_s
+        if not self.num_entered:
+            self.entered_s = now_s
+        self.num_entered += 1
 
     def leave_loader(self, now_s: float) -> None:
         """Count the time again."""
-        if self.num_entered:
-            self.num_entered -= 1
-        if not self.num_entered and self.paused_s is not None:
-            self.in_loader_s += now_s - self.paused_s
-            self.paused_s = None
+        was_entered = self.num_entered > 0  # else before the recording
+        self.num_entered = max(self.num_entered - 1, 0)
+        if was_entered and not self.num_entered and self.last_s is not None:
+            self.last_s += now_s - max(self.entered_s, self.last_s)
 
     @property
     def limit_s(self) -> float:
@@ -97,13 +93,10 @@ class Pace:
         return max(_SLOW * median(self.recent_s), _SHORTEST_LIMIT_S) if self.recent_s else _FIRST_LIMIT_S
 
     def overdue(self, step_unit: str, now_s: float) -> str:
-        """Return why the trace ends, if the next step takes longer than the limit beside loaders' time; else ""."""
-        in_loader_s = self.in_loader_s + (0.0 if self.paused_s is None else now_s - self.paused_s)
-        in_loader_s = min(in_loader_s, _LONGEST_PAUSE_S)
-        if self.last_s is None or now_s - self.last_s - in_loader_s <= self.limit_s:
+        """Return why the trace ends, if the next step takes longer than the limit; else ""."""
+        if self.last_s is None or self.num_entered or now_s - self.last_s <= self.limit_s:
             return ""
-        besides = f", besides {in_loader_s:.0f} s in DataLoaders" if in_loader_s >= _NAMED_S else ""
-        return f"no {step_unit} for {self.limit_s:.0f} s{besides}"
+        return f"no {step_unit} for {self.limit_s:.0f} s"
 
 
 class PeriodicCall:

@@ -110,24 +110,16 @@ def _stopped_peers(case: CaseResult) -> Iterator[Text]:
 
 
 def _left_out(cases: Sequence[CaseResult]) -> Iterator[str]:
-    """Yield a line for each reason for which cases, or peers in some or all cases, have no figures."""
-    cases_of = Counter(name for case in cases for name in {peer.name for peer in case.peers})
-    skipped_in: dict[str, dict[str, list[str]]] = {}  # the cases in which a peer never ran, by reason and peer
-    skipped: dict[str, list[CaseResult]] = {}
+    """Yield a line for each reason for which cases, or peers in some cases, have no figures."""
+    skipped: dict[str, list[str]] = {}
     for case in cases:
+        if case.skipped:
+            skipped.setdefault(case.skipped, []).append(f"{case.name} ({case.about})")
         for peer in case.peers:
             if peer.skipped is not None and not peer.num_runs:
-                skipped_in.setdefault(peer.skipped, {}).setdefault(peer.name, []).append(case.name)
-        if case.skipped:
-            skipped.setdefault(case.skipped, []).append(case)
-    for reason, peers in skipped_in.items():
-        shown = (
-            name if len(names) == cases_of[name] else f"{name} (in {', '.join(names)})" for name, names in peers.items()
-        )
-        yield f"skipped: {', '.join(shown)}: {reason}"
-    for reason, same in skipped.items():
-        about = f" ({same[0].about})" if len(same) == 1 else ""
-        yield f"skipped: {', '.join(case.name for case in same)}{about}: {reason}"
+                skipped.setdefault(peer.skipped, []).append(f"{peer.name} in {case.name}")
+    for reason, names in skipped.items():
+        yield f"skipped: {', '.join(names)}: {reason}"
 
 
 def machine_in_words(machine: Mapping[str, object]) -> str:

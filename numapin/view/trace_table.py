@@ -20,7 +20,7 @@ _MOST_COPIES: Final = 12  # rows; the JSON report has all
 
 
 def trace_table(report: TraceReport) -> RenderableType:
-    """Return time, copies, findings, what to change first, and notes."""
+    """Return time, copies, findings with the most to gain first, and notes."""
     shown = shown_parts(report.analyses)
     times = _table("rank", "steps", "ms/step", *shown)
     times.add_column("a step is", no_wrap=True)
@@ -31,22 +31,14 @@ def trace_table(report: TraceReport) -> RenderableType:
     parts: list[RenderableType] = [times]
     if any(analysis.groups for analysis in report.analyses):
         parts += [Text(), _copies(report)]
-    if report.nothing_found:
-        parts += [Text(), Text(report.nothing_found)]
+    if not report.findings:
+        parts += [Text(), Text("no finding: nothing costs enough time to advise a change")]
     for finding in report.findings:
         title = Text(finding.what, style="bold yellow" if finding.costs else "bold green")
         parts += [Text(), title.append(f"  {_rank_names(report, finding.ranks)}", style="not bold default")]
         if finding.costs:
-            parts.append(Text(f"  cost: up to {finding.costs:.0%} of the time"))
+            parts.append(Text(f"  cost: up to {finding.costs:.0%} of the time, {finding.saves_s:.3g} s a step"))
         parts += [Text(f"  seen: {finding.evidence}"), Text(f"  fix: {finding.remedy}")]
-    gains = [finding for finding in report.findings if finding.saves_s > 0]
-    if gains:
-        most = "most to gain first, in seconds a step (estimated, at most; gains may overlap):"
-        parts += [Text(), Text(most, style="bold")]
-    for number, finding in enumerate(gains, 1):
-        ranks = _rank_names(report, finding.ranks)
-        share, where = f"{finding.costs:.0%}", f" ({ranks})" if ranks else ""
-        parts.append(Text(f"  {number}. {finding.saves_s:.3g} s  {share:>4}  {finding.what}{where}"))
     if report.notes:
         parts += [Text(), *(Text(f"note: {note}") for note in report.notes)]
     return Group(*parts)

@@ -99,13 +99,6 @@ def environment(**changes: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in _DROPPED} | changes
 
 
-def no_compiler(folder: Path) -> str:
-    """Return a PYTHONPATH that has WITHOUT_COMPILER for all processes, where FSDP does not matter either."""
-    (folder / "no-compiler").mkdir()
-    (folder / "no-compiler" / "sitecustomize.py").write_text(WITHOUT_COMPILER)
-    return str(folder / "no-compiler")
-
-
 def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run a command and wait for its end. If it takes too long, fail with what its processes were doing.
 

@@ -124,18 +124,18 @@ class TestFailures:
         assert len(pids(tmp_path)) == 2
 
     def test_if_all_fail_one_error_says_why(self, tmp_path: Path) -> None:
-        """Each reason is said once, and the error shows the last lines of every variant's output."""
+        """Each reason is said once, and the report shows the last lines of every variant's output."""
         broken = script(tmp_path, "import sys; sys.exit('no such dataset')")
         idle = script_with_stand_in(
             tmp_path, "from torch.optim import Optimizer; Optimizer().step(); print('stepped once')"
         )
         done = compare("--a", command(broken), "--b", command(idle))
         assert done.status == 1
-        assert done.out == ""
         assert done.err.count("numapin: error:") == 1
-        for words in ("every variant failed", "no such dataset", "stepped once", "--logs"):
-            assert words in done.err
-        assert "\n    output of a:\n    no such dataset\n    output of b:\n" in done.err
+        assert "every variant failed" in done.err
+        assert "--logs" in done.err
+        assert "before its first step\n    no such dataset\nb failed: it ended after" in done.out
+        assert done.out.endswith("\n    stepped once\n")
         for reason in (
             "a failed, and is left out: it ended with status 1",
             "b failed, and is left out: it ended after",
@@ -208,20 +208,6 @@ for x in DataLoader(data, batch_size=4, num_workers=1):
 ended.set()
 thread.join()
 """),
-    "is quick": (9000, """
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-from numapin.steps import recorder as hook
-for x in DataLoader(torch.ones(3000, 1), batch_size=1): optimizer.step()
-began = time.process_time()
-for _ in range(1000):
-    for one in hook.recordings:
-        one.pass_on(lambda meter: meter.batch(1000, 1, 0), begins=True)
-        one.pass_on(lambda meter: meter.optimizer_step(optimizer), begins=True)
-assert len(hook.recordings) == 1
-took_us = (time.process_time() - began) * 1000
-assert took_us < 100, took_us
-"""),
 }  # fmt: skip
 FORKS = (
     TORCH_QUICKLY
@@ -245,7 +231,7 @@ def test_what_counts_as_a_step(tmp_path: Path) -> None:
     """In a program with an optimizer, batches are no steps, even many before its first step; in others they are.
 
     A script that ends early leaves the steps that it made. Neither the workers of a loader, nor a loop beside the first
-    one, add steps; samples are the loop's. Counting a step with one batch takes less than 100 us of CPU time.
+    one, add steps; samples are the loop's.
     """
     told = {}
     for name, (number, _) in PROGRAMS.items():
@@ -257,7 +243,7 @@ def test_what_counts_as_a_step(tmp_path: Path) -> None:
     assert (done.status, done.err) == (0, "")
     paths = [path for name in PROGRAMS for path in (tmp_path / name).glob("rank-*.json")]
     read = partial(read_record, RankSteps, source="", hint="", schema=SCHEMA)
-    evaluating, inferring, beside, quick = (read(path.read_text()) for path in paths)
+    evaluating, inferring, beside = (read(path.read_text()) for path in paths)
     found = [(each.unit, each.phase, len(each.step_ns)) for each in (evaluating, inferring, beside)]
     assert found == [
         (StepUnit.OPTIMIZER_STEP, Phase.DONE, 5),
@@ -267,7 +253,7 @@ def test_what_counts_as_a_step(tmp_path: Path) -> None:
     assert (evaluating.num_batches, evaluating.num_samples, beside.num_samples) == (5, 20, 20)
     assert min(*evaluating.step_ns, *beside.step_ns) > 10 * 10**6
     assert evaluating.waited_ns < sum(evaluating.step_ns)
-    assert (inferring.num_seen, quick.num_seen) == (10, 4000)
+    assert inferring.num_seen == 10
 
 
 # --- single runs of `numapin compare`: programs that are hard to measure, and what they leave behind -----------------
@@ -291,7 +277,7 @@ def run_of(tmp_path: Path, program: str, *, timeout_s: float = 60) -> JobResult:
     settings = StepSettings(folder="", skip=2, steps=5, seconds=60)
     options = JobOptions(settings=settings, timeout_s=timeout_s, grace_s=5, logs=tmp_path)
     variant = own_command(shlex.join([sys.executable, path]), option="--a")
-    return run_job(variant, options, log_name="log", report=lambda _: None)
+    return run_job(variant, options, log_name="log", report=lambda: None)
 
 
 def test_processes_that_left_the_job_are_stopped(tmp_path: Path) -> None:
@@ -446,16 +432,6 @@ class TestRankFiles:
         put(tmp_path, rank(0, restart=1, phase=Phase.STARTED, step_ns=()))
         found.read(1.0)
         assert (found.measured, found.is_done(100.0)) == ([], False)
-
-    def test_every_change_is_read(self, tmp_path: Path) -> None:
-        """A file that is written again within the clock's resolution is read again."""
-        found = self.files(tmp_path, rank(0, phase=Phase.MEASURING, step_ns=()))
-        (path,) = tmp_path.iterdir()
-        times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
-        put(tmp_path, rank(0))
-        os.utime(path, ns=times)
-        assert found.read(1.0)
-        assert found.measured[0].phase is Phase.DONE
 
     def test_progress_in_words(self, tmp_path: Path) -> None:
         """No rank stepped; one rank stepped least; there was a batch, but no step of the optimizer."""

@@ -40,8 +40,6 @@ def test_transfer() -> None:
         assert figures[locked]["host_share"] < 0.3
         assert figures[locked]["gbps"] < 500  # no link to a host is faster: such a copy was not waited for
     assert figures["pageable"]["host_share"] > 0.5
-    (both,) = (peers for name, peers in found.items() if name.startswith("both "))
-    assert both["pinned"]["gbps"] > 0.9 * figures["pinned"]["gbps"]
 
 
 def test_alloc() -> None:

@@ -1,9 +1,9 @@
-"""The cases, tables and verdicts of the benchmarks, as recorded; the results of runs; sizes and shares."""
+"""The tables and verdicts of the benchmarks, as recorded; the results of runs; sizes and shares."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +12,33 @@ from tests.unit.bench.seam import Run, alloc, bench_table, loader, model, overla
 
 HERE = Path(__file__).parent
 SHORT: dict[str, Any] = {"directions": ("h2d",), "peers": ("pinned",), "sizes": (4096,), "seconds": 0.1}
-COPIES = SHORT | {"sizes": (4096, 1 << 20), "peers": tuple(transfer.PEERS), "directions": tuple(transfer.Direction)}
+COPIES = SHORT | {"sizes": (4096, 1 << 20), "peers": tuple(transfer.PEERS), "directions": transfer.DIRECTIONS}
 FEW = ("h2d gpu0 node0 4096", "h2d gpu0 node0 1048576", "alloc 4096", "balanced", "between", "154MB")
 LOADING: dict[str, Any] = {"seconds": 1.0, "warm_up_s": 0.0, "num_batches": 1}
 BENCHMARKS = {
     "transfer, one GPU": transfer.transfer_benchmark(**COPIES, gpu_nodes=[0], nodes=[0], no_gpu=None),
-    "transfer, two GPUs, two nodes": transfer.transfer_benchmark(
-        **SHORT, gpu_nodes=[1, None], nodes=[0, 1], no_gpu=None
-    ),
-    "transfer, no GPU": transfer.transfer_benchmark(**COPIES, gpu_nodes=[], nodes=[0, 1], no_gpu="none"),
-    "alloc, one GPU": alloc.alloc_benchmark(sizes=(4096, 8192), peers=tuple(alloc.PEERS), num_samples=5, no_gpu=None),
     "alloc, no GPU": alloc.alloc_benchmark(sizes=(4096,), peers=tuple(alloc.PEERS), num_samples=1, no_gpu="none"),
-    "alloc, no GPU, nothing else": alloc.alloc_benchmark(sizes=(1,), peers=("numapin",), num_samples=1, no_gpu="none"),
     "overlap, one GPU": overlap.overlap_benchmark(
         steps=tuple(overlap.STEPS), peers=tuple(overlap.PEERS), seconds=1, no_gpu=None
     ),
-    "overlap, no GPU": overlap.overlap_benchmark(steps=("between",), peers=("pinned",), seconds=1, no_gpu="none"),
     "loader, four GPUs, one used": loader.loader_benchmark(**LOADING, num_gpus=4, no_gpu=None),
-    "loader, four GPUs at once": loader.loader_benchmark(
-        **LOADING, cases=("38MB", "transport"), peers=("torch",), all_gpus=True, num_gpus=4, no_gpu=None
-    ),
-    "loader, three workers each": loader.loader_benchmark(
-        **LOADING, cases=("38MB",), peers=("torch",), num_workers=3, prefetch=5, all_gpus=True, num_gpus=2, no_gpu=None
-    ),
     "loader, no GPU": loader.loader_benchmark(**LOADING, num_gpus=0, no_gpu=None),
 }
 
 
-def test_cases_are_the_recorded_ones() -> None:
-    """Each benchmark has these cases and peers; the specs of the first peer are shown for all."""
-    lines = []
-    for title, benchmark in BENCHMARKS.items():
-        rules = {name: value for name, value in asdict(benchmark).items() if name not in ("cases", "columns", "legend")}
-        lines += [f"=== {title}", json.dumps(rules | {"summed": sorted(benchmark.summed)})]
-        for case in benchmark.cases:
-            place = (
-                f"{case.group} {case.num_bytes} in session {case.session}" if case.group else f"session {case.session}"
-            )
-            lines += [f"{case.name}: {case.about}", f"  {case.skipped or place}"]
-            if case.peers:
-                lines += [f"  {', '.join(peer.name for peer in case.peers)}", f"  {json.dumps(case.peers[0].specs)}"]
-    compare("\n".join(lines) + "\n", str(HERE / "cases.txt"))
+def test_all_gpus_at_once() -> None:
+    """Each GPU copies alone from each node, then all at once from their own; a loader has a process for each GPU."""
+    copies = transfer.transfer_benchmark(**SHORT, gpu_nodes=[1, None], nodes=[0, 1], no_gpu=None)
+    places = [[(spec["gpu"], spec["node"]) for spec in case.peers[0].specs] for case in copies.cases]
+    assert places == [[(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)], [(0, 1), (1, None)]]
+    loading = loader.loader_benchmark(
+        **LOADING, cases=("38MB", "transport"), peers=("torch",), all_gpus=True, num_gpus=2, no_gpu=None
+    )
+    of_spec = itemgetter("gpu", "num_ranks", "num_workers")
+    assert [list(map(of_spec, case.peers[0].specs)) for case in loading.cases] == [
+        [(0, 2, 12), (1, 2, 12)],
+        [(None, 1, 2)],
+    ]
 
 
 def test_tables_are_the_recorded_ones() -> None:
@@ -191,7 +177,6 @@ CASES: dict[str, Figures] = {
         "fsdp": starts(*WIDE.values()),
         "resnet": starts((5.8,), (12.6,)),
     },
-    "many cases": {f"case{i}": starts(times(2.0), times(1.0)) for i in range(7)},
     "a certain difference below 2 %": {"print": starts((1.0,) * 9, (0.985,) * 9)},
     "zero has no ratio": {"print": starts((1.0,) * 5, (0.0,) * 5)},
     "not the fastest peer": {"print": starts(times(2.0), times(2.0)) | {"numapin-agent": times(1.0)}},
@@ -228,8 +213,3 @@ def test_verdicts_are_the_recorded_ones() -> None:
     for title, figures in CASES.items():
         lines.append(f"{title}\n  {verdict(START, figures, fails='torchrun' if 'fails' in title else '')}\n")
     compare("".join(lines), str(HERE / "verdicts.txt"))
-
-
-def test_without_a_question() -> None:
-    """A benchmark without a question has no verdict."""
-    assert verdict_of((), ()) is None

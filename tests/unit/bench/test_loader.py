@@ -1,11 +1,11 @@
-"""What measuring processes do: samples that are recognized, the warm-up, the measured window, and their reports."""
+"""What measuring processes do: samples that are recognized, the warm-up, and the measured window."""
 
 from __future__ import annotations
 
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from tests.unit.bench.seam import CASES, InMemory, _warm_up, _window, alloc, loader, require_intact
+from tests.unit.bench.seam import CASES, InMemory, _warm_up, _window, loader, require_intact
 
 
 @pytest.mark.parametrize("name", ["1MB", "38MB"])
@@ -95,55 +95,3 @@ def test_window_is_long_enough_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> 
     assert (window.num_batches, window.wall_s, window.cpu_s) == (7, 2.875, 2.875 / 4)
     window = _window(lambda: last(0.125), seconds=1, num_batches=1)
     assert (window.num_batches, window.wall_s) == (8, 1)
-
-
-# --- what is reported where there is no GPU, measured in this process ------------------------------------------------
-
-
-class Connection:
-    def __init__(self) -> None:
-        self.figures: Mapping[str, float] = {}
-        self.details: Mapping[str, object] = {}
-
-    def wait_for_start(self, idle: Callable[[], object]) -> None:
-        idle()
-
-    def report(
-        self, figures: Mapping[str, float], *, details: Mapping[str, object], idle: Callable[[], object]
-    ) -> None:
-        idle()
-        self.figures, self.details = figures, details
-
-
-@pytest.fixture
-def _threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_threads_of_torch")
-@pytest.mark.parametrize("peer", ["torch", "numapin-transport", "numapin-balanced"])
-def test_a_loader(peer: str) -> None:
-    """A window has its batches per second, bytes and CPU time; numapin's loader also its hits and statistics."""
-    made, sizes = Connection(), {"num_workers": 1, "prefetch": 2, "num_ranks": 1, "num_batches": 3}
-    times = {"seconds": 0.05, "warm_up_s": 0.0}
-    loader.measure({"case": "gil-transport", "peer": peer, "gpu": None, **sizes, **times}, made)  # type: ignore[arg-type]
-    rate = made.figures["batches_per_s"]
-    assert made.figures["gbps"] == pytest.approx(rate * (loader.CASES["1MB"].batch_bytes + 32 * 8) / 1e9)
-    assert made.figures["num_batches"] >= 3
-    assert min(made.figures["first_batch_s"], made.figures["main_cpu_ms"]) > 0
-    is_torchs = peer == "torch"
-    assert ("hits" in made.figures) != is_torchs
-    assert (made.details["stats"] is None) == is_torchs
-
-
-@pytest.mark.usefixtures("_threads_of_torch")
-@pytest.mark.parametrize("peer", ["pageable", "fresh"])
-def test_allocation(peer: str) -> None:
-    """Each step is timed; the sum of the first two is the time until memory is filled."""
-    made = Connection()
-    alloc.measure({"peer": peer, "num_bytes": 1 << 20, "num_samples": 3, "gpu": None}, made)  # type: ignore[arg-type]
-    assert made.figures.keys() == {"alloc_us", "touch_us", "again_us", "filled_us"}
-    assert made.figures["filled_us"] >= made.figures["touch_us"] > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.cli.bench import left_in_words
+from numapin.base.formats import left_in_words
 from numapin.cli.completion import Candidates, _bash_lines, _lines, complete, split_line
 from numapin.cli.early_end import EarlyEnd
 from numapin.cli.main import numapin

@@ -60,25 +60,6 @@ def test_later_signals_do_not_disturb_the_report() -> None:
         end.leave("")
 
 
-def test_a_block_that_hurries_is_interrupted_once_more() -> None:
-    """A second signal ends its clean-up, too; those after it do not, and those after the block are ignored."""
-    ended = []
-    with EarlyEnd(hurries=True) as end:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        finally:
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-                ended.append("in time")
-            finally:
-                os.kill(os.getpid(), signal.SIGTERM)
-                ended.append("job killed")
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert ended == ["job killed"]
-    with pytest.raises(Stopped, match="SIGINT"):
-        end.leave("")
-
-
 def test_without_a_signal() -> None:
     """The previous handlers are restored, and `leave` does nothing; an error of the block is raised as it is."""
     before = signal.getsignal(signal.SIGTERM)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from numapin.base.formats import duration
 from numapin.base.stats import Faster, Verdict, faster, student_t
 from numapin.cli.compare import _percent, default_names
 from numapin.compare import campaign
-from numapin.compare.campaign import ComparedRun, JobOptions, JobResult, _Campaign, measure_all, turns, with_equal_steps
+from numapin.compare.campaign import ComparedRun, JobOptions, JobResult, measure_all, turns, with_equal_steps
 from numapin.compare.report import Arm, CompareReport, StepRatio, compare_arms, figures_of, make_report
 from numapin.compare.variants import (
     DEFAULT,

@@ -1,4 +1,4 @@
-"""The runs of a comparison: their order, number of steps, failures and time left; which steps count. Nothing is run."""
+"""The runs of a comparison: their order, number of steps and failures; which steps count. Nothing is run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ Job = tuple[str, int, str]  # variant, steps to measure, name of the log
 
 
 class Campaign:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: Callable[[str, int], float | None]) -> None:
-        """Make jobs whose steps take `step_s(variant, number of the job)`; None: the job fails."""
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: Callable[[str], float | None]) -> None:
+        """Make jobs whose steps take `step_s(variant)`; None: the job fails."""
         self.jobs: list[Job] = []
         self.lines: list[str] = []
         self.runs: list[ComparedRun] = []
 
-        def run_job(
-            variant: Variant, options: JobOptions, *, log_name: str, report: Callable[[str], None]
-        ) -> JobResult:
-            report("measuring")
-            took_s = step_s(variant.name, len(self.jobs))
+        def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Callable[[], None]) -> JobResult:
+            report()
+            took_s = step_s(variant.name)
             self.jobs.append((variant.name, options.settings.steps, log_name))
             if took_s is None:
                 return JobResult(failure="it broke")
@@ -34,43 +32,34 @@ class Campaign:
 
         monkeypatch.setattr(campaign, "run_job", run_job)
 
-    def measure(self, *names: str, num_rounds: int = 2, seconds: float = 10) -> list[ComparedRun]:
+    def measure(self, *names: str, num_rounds: int = 2) -> list[ComparedRun]:
         variants = [Variant(name=name, shown=(name,), command=(name,), variables={}) for name in names]
-        settings = StepSettings(folder="", skip=1, steps=100, seconds=seconds)
+        settings = StepSettings(folder="", skip=1, steps=100, seconds=10)
         options = JobOptions(settings=settings, timeout_s=60, grace_s=1, logs=None)
         self.runs = list(seam.measure_all(variants, options, num_rounds=num_rounds, progress=self.lines.append))
         return self.runs
 
 
 def test_all_runs_measure_what_fits_into_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first run that is not counted finds that 100 steps fit; then each variant runs once a round, in turn."""
-    made = Campaign(monkeypatch, lambda _name, _number: 0.01)
+    """A first run that is not counted finds that 50 steps fit; then each variant runs once a round, in turn."""
+    made = Campaign(monkeypatch, lambda _: 0.2)
     runs = made.measure("a", "b c")
     order = [name for _, name in seam.turns(["a", "b c"], 2)]
     assert [(run.round, run.variant) for run in runs] == [(None, "a"), *zip([0, 0, 1, 1], order, strict=True)]
     assert [run.order for run in runs] == [0, 1, 2, 3, 4]
-    assert [steps for _, steps, _ in made.jobs] == [100] * 5
+    assert [steps for _, steps, _ in made.jobs] == [100, *[50] * 4]
     names = ["a", *(name.replace(" ", "_") for name in order)]
     assert [log for _, _, log in made.jobs] == [f"{number:03d}-{name}" for number, name in enumerate(names)]
-    assert made.lines[0] == "first run, not counted: a, measuring, 0 s"
-    assert made.lines[1] == f"run 1/4: {order[0]}, measuring, 0 s; 0 s left"
+    assert made.lines[0] == "first run, not counted: a, 0 s"
+    assert made.lines[1] == f"run 1/4: {order[0]}, 0 s; about 0 s left"
 
 
 def test_no_secret_is_in_a_line_or_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant's text may set a token; neither the progress nor a file's name has it."""
-    made = Campaign(monkeypatch, lambda _name, _number: 0.01)
+    made = Campaign(monkeypatch, lambda _: 0.01)
     made.measure("HF_TOKEN=sesame numapin", "b")
-    assert made.lines[0] == "first run, not counted: HF_TOKEN=*** numapin, measuring, 0 s"
+    assert made.lines[0] == "first run, not counted: HF_TOKEN=*** numapin, 0 s"
     assert "sesame" not in f"{made.lines} {[log for _, _, log in made.jobs]}"
-
-
-def test_a_second_run_finds_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If not all steps fit, a second run with a cache that is warm decides for all others."""
-    made = Campaign(monkeypatch, lambda _name, number: 0.5 if number == 0 else 0.1)
-    runs = made.measure("a", "b", seconds=2)
-    assert [run.round for run in runs] == [None, None, 0, 0, 1, 1]
-    assert [steps for _, steps, _ in made.jobs] == [100, 100, 20, 20, 20, 20]
-    assert [log for _, _, log in made.jobs[:2]] == ["000-a", "000-a-again"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +73,7 @@ def test_a_second_run_finds_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_a_variant_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, broken: str, made: str) -> None:
     """It has no later turn, and with fewer than two variants left there is nothing to compare."""
-    runs = Campaign(monkeypatch, lambda name, _number: None if name in broken else 0.01).measure("a", "b", "c")
+    runs = Campaign(monkeypatch, lambda name: None if name in broken else 0.01).measure("a", "b", "c")
     assert " ".join(sorted(run.variant for run in runs)) == made
     assert {run.variant for run in runs if run.result.failure} == set(broken)
 
@@ -98,15 +87,6 @@ def test_every_other_round_runs_backwards() -> None:
     assert all(sorted(one) == names for one in rounds)
     assert all(second == first[::-1] for first, second in zip(rounds[::2], rounds[1::2], strict=True))
     assert len({tuple(one) for one in rounds[::2]}) > 1
-
-
-def test_the_time_left_is_what_earlier_runs_took() -> None:
-    """A variant takes as long as before; one without a run, as long as the others."""
-    planned = seam._Campaign({}, (), print)
-    assert planned.left_s(["a"]) is None
-    planned.durations_s.update(a=[10, 12], b=[30])
-    assert planned.left_s(["a", "b", "c"]) == 11 + 30 + 12
-    assert [seam.duration(s) for s in (40, 600, 3900)] == ["40 s", "10 min", "1 h 05 min"]
 
 
 @pytest.mark.parametrize(("first_s", "steps"), [((0.01,) * 9, 100), ((90.0, 0.5, 0.1, 0.9), 20), ((60.0, 60.0), 2)])

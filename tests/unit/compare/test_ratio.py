@@ -139,14 +139,6 @@ def test_a_certain_but_tiny_difference_is_none() -> None:
     assert compared(base, own).verdict is Verdict.NO_DIFFERENCE
 
 
-def test_more_rounds_are_suggested() -> None:
-    """An interval that is too wide comes with the number of rounds that would narrow it enough."""
-    base = {i: 0.02 * (1 + 0.04 * (i % 3)) for i in range(5)}
-    ratio = compared(base, {i: 0.0208 * (1 + 0.04 * ((i + 1) % 2)) for i in range(5)})
-    assert ratio.verdict is Verdict.UNKNOWN
-    assert (ratio.num_rounds_needed or 0) > 5
-
-
 # --- over equal numbers of steps, and the doubts about them: batches fetched ahead, and steps that change -----------
 
 

@@ -119,7 +119,6 @@ def reports() -> dict[str, CompareReport]:
         "the baseline failed": report_on([broken, *others]),
         "only one was measured": report_of({"numapin": [0.1] * 5}, broken),
         "none was measured": report_on([broken]),
-        "more steps were skipped": report_on(with_results(pair(num_runs=2), num_skipped=16)),
         "a slow first run": report_on(pair(0.001)),
         "scripts that ended": report_on(with_results(pair(0.001), notes=("the script ended after 50 steps",))),
         "uneven steps": report_on(pair(step_median_s=0.02)),
@@ -128,7 +127,7 @@ def reports() -> dict[str, CompareReport]:
         "other numbers of steps and ranks": report_on(
             pair()[:5] + with_results(pair()[5:], steps_s=(0.1,) * 30, num_ranks=3)
         ),
-        "fetched ahead, and busy": report_on(with_results(pair(other_cpus=4.0), num_ahead=32)),
+        "busy": report_on(pair(other_cpus=4.0)),
         "not settled, stopped early": replace(report_on(pair()[:5] + changing), is_complete=False),
     }
 

@@ -124,21 +124,16 @@ OPERATORS = [(i * 1000.0, 100.0) for i in range(4)]
 OF_COPIES: Final[dict[str, Made]] = {
     "pageable copies block the host": pageable(),
     "a few pageable copies are nothing": loop(copy=5, compute=995, memory="Pageable"),
-    "a pageable copy that blocks is one finding": loop(copy=200, compute=800, memory="Pageable", waited=150),
     "a pageable copy waits behind kernels": loop(copy=100, compute=1000, memory="Pageable", waited=800),
     "pinned copies block": loop(copy=200, compute=800, called=10, waited=190),
     "pinned copies run on the stream of the kernels": loop(copy=200, compute=800),
-    "pinned copies run on a stream of their own, but nothing beside them": loop(copy=200, compute=800, stream=21),
-    "a loop with exposed copies is not bound by compute, too": loop(copy=80, compute=920),
     "overlapped copies cost nothing": loop(copy=200, compute=1000, ahead=True),
-    "overlapped copies that block cost nothing": loop(copy=20, compute=1000, ahead=True, called=10, waited=15),
     "copies and waits that kernels hide cost nothing": loop(copy=300, compute=1000, ahead=True)
     .wait(400, 500)
     .wait(1400, 500)
     .wait(2400, 500)
     .wait(3400, 500),
     "copies to the host": loop(copy=500, compute=500, memory="Pageable", waited=490, to_host=True),
-    "a few copies to the host are nothing": loop(copy=5, compute=995, memory="Pageable", to_host=True),
     "another GPU's kernels hide no copy": loop(steps=1, compute=1000).copy(100, 200, device=1).copy(500, 200, device=0),
     "a copy without a size or a call has dashes": loop(compute=10).event("gpu_memcpy", "Memcpy", 5, 2),
     "beside numapin's loader, pageable copies need its delivery or pinning": with_loader(pageable()),
@@ -154,10 +149,8 @@ OF_COPIES: Final[dict[str, Made]] = {
 }
 OF_LOADING: Final[dict[str, Made]] = {
     "consecutive parts have their own lengths": loop(wait=200, copy=100, compute=600, idle=100),
-    "findings are in the order of their costs": loop(wait=200, copy=500, compute=300),
     "on the CPU, operators inside next() make the batch": without_workers(on_gpu=False),
     "work outside of the steps does not count": loop(steps=1, compute=1000).kernel(1000, 5000, REDUCE),
-    "waiting for data": loop(wait=300, compute=700),
     "waiting for numapin's loader": with_loader(loop(wait=300, compute=700)),
     "waiting for numapin's one worker has nothing to balance": with_loader(loop(wait=300, compute=700), num_workers=1),
     "waiting for workers that share all CPUs": with_loader(loop(wait=300, compute=700)).noting(num_cpus=2),
@@ -187,12 +180,10 @@ OF_LOADING: Final[dict[str, Made]] = {
     "an epoch that only ended": loop(compute=1000).step(4, 4000, 800).noted_at("ends", 4000, 800),
     "what lies between iter() and next() is not the epoch's": late_first_batch(),
     "of two loaders, the one whose epoch began slowly": two_loaders(TRAINING, VALIDATION),
-    "of two loaders, one whose workers stay": two_loaders(VALIDATION, TRAINING),
 }
 OF_THE_HOST: Final[dict[str, Made]] = {
     "bound by compute": loop(compute=1000),
     "an idle GPU": loop(compute=500, idle=500),
-    "hardly an idle GPU is no finding": loop(compute=850, idle=150),
     "what the host does while the GPU is idle": loop(compute=500, idle=500)
     .noting(stacks=STACKS)
     .sampled(*((i * 1000 + 500, 500) for i in range(4))),
@@ -219,7 +210,6 @@ OF_SLOW_STEPS: Final[dict[str, Made]] = {
     .step(8, 8000, 5000)
     .copy(8000, 5000, memory="Pageable"),
     "steps that differ a little are even": on_cpu(*[(1000, 0)] * 6, (1400, 0)),
-    "steps that wait for data are even": loop(steps=6, wait=900, compute=100),
 }
 OF_OTHER_PROGRAMS: Final[dict[str, Ranks]] = {
     "other programs are noted": [loop(compute=1000).noting(other_cpu_ms=5000, **BUSY)],
@@ -247,12 +237,9 @@ OF_RANKS: Final[dict[str, Ranks]] = {
     "a rank that is late in one step": [rank(*[600] * 6), rank(950, *[600] * 5), rank(600)],
     "a rank that is late in half of its steps": [rank(*[600] * 6), rank(*[950] * 3, *[600] * 3), rank(600)],
     "a rank with few steps": [rank(*[600] * 4), rank(*[950] * 4), rank(600)],
-    "equal ranks": [rank(600) for _ in range(3)],
     "a rank that saves in one step": saving_in_one_step(),
     "all ranks have too few steps": [loop(steps=number, compute=600) for number in (4, 3)],
     "one rank has too few steps": [loop(steps=number, compute=600) for number in (6, 4, 6)],
-    "two of three ranks have too few steps": [loop(steps=number, compute=600) for number in (6, 4, 4)],
-    "enough steps": [loop(steps=number, compute=600) for number in (6, 5)],
     "ranks that wait differently": [loop(wait=100, compute=900), loop(wait=500, compute=500)],
 }
 OF_ONE: Final = OF_COPIES | OF_LOADING | OF_THE_HOST | OF_SLOW_STEPS

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import ANY, Mock
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,25 +45,6 @@ def test_a_loader_with_workers(tracer: tracing.Tracer, num_workers: int) -> None
     tracer.leave_loader(num_workers, 1000, is_over=True)
     assert tracer.pace.overdue("batch", later_s)
     assert len(tracer.notes.ends) == (num_workers > 0)
-
-
-def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: tracing.Tracer) -> None:
-    """The notes have each loader once, and the starts of the epochs of those with workers.
-
-    A loader that has the id of one that is gone is another one.
-    """
-    monkeypatch.setattr(hook, "_notes", tracer.notes)
-    iterate = hook._noting_epochs(lambda _: object())
-    with_workers, without = (SimpleNamespace(num_workers=number) for number in (2, 0))
-    for loader in (with_workers, without, with_workers):
-        iterate(cast("Any", loader))
-    without.num_workers = 4
-    iterate(cast("Any", without))
-    noted = tracer.notes.to_json(cpu_use=CpuUse.read(CpuSet(os.sched_getaffinity(0))))
-    described = {"is_numapin": False, "is_persistent": False, "delivers_on_gpu": False, "num_batches": None}
-    assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0, 4)]
-    assert [number for number, _, _ in tracer.notes.epochs] == [0, 0, 2]
-    assert noted["other_cpu_ms"] == ANY
 
 
 def test_the_scripts_own_code() -> None:
@@ -200,7 +181,7 @@ def test_the_limit_of_a_step() -> None:
 
 
 def test_time_in_a_loader() -> None:
-    """The start of an epoch's workers does not make a step overdue; a loader that hangs does."""
+    """Time in a loader does not make a step overdue, such as the start of an epoch's workers."""
     pace = tracing.Pace()
     for n in range(3):
         pace.stepped(float(n))
@@ -209,13 +190,8 @@ def test_time_in_a_loader() -> None:
     pace.leave_loader(60.0)
     assert not pace.overdue("batch", 99.0)
     pace.leave_loader(100.0)
-    assert (pace.limit_s, _overdue(pace, 108.0, 110.0)) == (10, [False, True])
-    assert pace.overdue("batch", 110.0) == "no batch for 10 s, besides 98 s in DataLoaders"
-    pace.enter_loader(100.5)
-    assert _overdue(pace, 300.0, 315.0) == [False, True]
-    pace.leave_loader(800.0)
-    pace.stepped(801.0)
-    assert pace.overdue("batch", 815.0) == "no batch for 10 s"
+    assert (pace.limit_s, _overdue(pace, 109.0, 110.0)) == (10, [False, True])
+    assert pace.overdue("batch", 110.0) == "no batch for 10 s"
 
 
 # --- records and traces on a full disk, and in a folder that others can write to -------------------------------------
@@ -266,15 +242,6 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "before"
     assert kineto.links == []
     assert {*path.parent.iterdir()} == {*planted}
-
-
-@pytest.mark.parametrize("text", ["", '{"traceEvents": ['])
-def test_a_trace_that_was_cut_off(tmp_path: Path, text: str) -> None:
-    """A truncated trace raises an error and is removed; Kineto does not report a full disk."""
-    path = tmp_path / "rank-0.trace.json"
-    with pytest.raises(OSError, match=r"rank-0\.trace\.json was cut off; is the disk full\?"):
-        tracing._export(cast("Any", _Kineto(text)), path, [])
-    assert not list(tmp_path.iterdir())
 
 
 HEAD = '{\n    "numapin": {"pins":[]},\n    "baseTimeNanoseconds": 5000,\n    "traceEvents": [\n'
