@@ -199,31 +199,6 @@ def signalled(folder: Path, launcher: str) -> Facts:
     return facts, status_of(status), job.leftovers()
 
 
-RESTARTED = (
-    "if restart == 0: mark('here'); wait_for('sent'); sys.exit(1)\n"
-    "signal.signal(signal.SIGUSR1, lambda *_: mark('usr1'))\n"
-    "mark('here'); wait_for('end')\n"
-)
-
-
-def signalled_at_restart(folder: Path, launcher: str) -> Facts:
-    """The launcher gets SIGUSR1 between the end of its rank and the restart (`--nnodes 1:2`)."""
-    elastic = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=3", "--max-restarts", "1", "--nproc-per-node", "1"]
-    job = Job(folder, launcher, [*meeting(port=0), *elastic], RESTARTED)
-    job.await_marks("here", 1)
-    job.marks.joinpath("sent").touch()
-    assert wait_until(lambda: job.processes() == [job.process.pid], limit_s=LIMIT_S), job.err
-    time.sleep(0.5)  # the launcher has seen it too, and waits for hosts that may join
-    job.process.send_signal(signal.SIGUSR1)
-    if launcher == "torchrun":
-        return status_of(job.wait()), job.leftovers()
-    job.await_marks("usr1", 1)
-    job.marks.joinpath("end").touch()
-    status = job.wait()
-    assert len(job.marked("usr1", restart=1)) == 1
-    return restarts(job), "then each rank received it once", status_of(status), job.leftovers()
-
-
 def gpu_lost(folder: Path, launcher: str) -> Facts:
     """A GPU is lost before its rank restarts; one host."""
     if launcher == "torchrun":
@@ -255,7 +230,7 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> Facts:
 
 FAULTS: tuple[Callable[[Path, str], Facts], ...] = (
     *(exits, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
-    *(gpu_lost_elsewhere, signalled_at_restart, dying),
+    *(gpu_lost_elsewhere, dying),
 )
 
 
