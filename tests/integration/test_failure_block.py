@@ -126,7 +126,6 @@ SCENARIOS = {
         text=f"{_ALONE}{WITHOUT_GARBAGE}from torch.distributed.elastic.multiprocessing.errors import record\n"
         f"{_STEP}\nrecord(main)()\n"
     ),
-    "`sys.exit(3)`": Scenario(text=f"{_ALONE}sys.exit(3)\n"),
     OOM: Scenario(
         text=f"{_ALONE}x = bytearray(b'x') * {2 * MEMORY_BYTES}\n",
         command=("sh", "-c", 'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh"),

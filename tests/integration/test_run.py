@@ -265,16 +265,6 @@ def shown(tmp_path: Path) -> str:
     return script(tmp_path, DUMP)
 
 
-def started(shown: str, *program: str, limits: str) -> list[Done]:
-    """Have `run` and `exec` start the program under limits on open files."""
-    limited = ("bash", "-c", f'{limits} && exec "$@"', "bash", *program)
-    rank = ("--local-rank", "0", "--local-size", "1", "--", sys.executable)
-    return [
-        call(*limited, "run", "--verbose", "--nproc-per-node=1", shown),
-        call(*limited, "exec", "--verbose", *rank, shown),
-    ]
-
-
 MOST = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 ENOUGH = 65536 if MOST == resource.RLIM_INFINITY else min(MOST, 65536)
 
@@ -284,31 +274,14 @@ ENOUGH = 65536 if MOST == resource.RLIM_INFINITY else min(MOST, 65536)
 )
 def test_ranks_may_open_more_files(soft: int, hard: str, files: int, shown: str) -> None:
     """Below `run` and `exec`, the limit is 65536 or the hard limit; one that is no lower stays. --verbose says why."""
-    for done in started(shown, *NUMAPIN, limits=f"ulimit -S -n {soft} && ulimit -H -n {hard}"):
+    limited = ("bash", "-c", f'ulimit -S -n {soft} && ulimit -H -n {hard} && exec "$@"', "bash", *NUMAPIN)
+    rank = ("--local-rank", "0", "--local-size", "1", "--", sys.executable)
+    for words in (("run", "--verbose", "--nproc-per-node=1"), ("exec", "--verbose", *rank)):
+        done = call(*limited, *words, shown)
         assert done.status == 0, done.err
         assert json.loads(done.out)["files"] == str(files)
         said = f"open files: the limit is raised from {soft} to {files}, because each DataLoader worker holds several"
         assert (said in done.err) == (files != soft), done.err
-
-
-def test_a_limit_that_the_kernel_refuses_to_change(shown: str) -> None:
-    """It stays, and the program starts. So it is where the hard limit is above fs.nr_open."""
-    text = """
-import resource, runpy
-
-set_limit = resource.setrlimit
-
-def refuse(kind, limits):
-    if kind == resource.RLIMIT_NOFILE:
-        raise ValueError("not allowed to raise maximum limit")
-    set_limit(kind, limits)
-
-resource.setrlimit = refuse
-runpy.run_module("numapin", run_name="__main__", alter_sys=True)
-"""
-    for done in started(shown, sys.executable, "-c", text, limits="ulimit -S -n 200"):
-        assert done.status == 0, done.err
-        assert json.loads(done.out)["files"] == "200"
 
 
 def below(shown: str, given: dict[str, str]) -> tuple[dict[str, str], str]:

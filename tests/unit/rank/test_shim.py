@@ -113,11 +113,8 @@ def test_json_without_json(value: object) -> None:
 @pytest.mark.parametrize(
     "rank",
     [
-        RANK,
-        NICS,
         replace(RANK, node=None, nodes=CpuSet(), memory=Memory.NONE, gpu=None),
-        replace(RANK, memory=Memory.INTERLEAVE, cpus=CpuSet({0, 1, 2, 8}), nodes=CpuSet({0, 2}), reason="{=}"),
-        replace(RANK, within=CpuSet({0, 1, 8})),
+        replace(NICS, cpus=CpuSet({0, 1, 2, 8}), nodes=CpuSet({0, 2}), within=CpuSet({0, 1, 8}), reason="{=}"),
     ],
 )
 def test_a_slice_has_what_binds_a_rank(rank: RankPlan) -> None:
