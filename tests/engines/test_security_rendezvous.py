@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.engines.seam import proc
-from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script, torchs_store
+from tests.integration.launching import NUMAPIN, TORCHRUN, environment, free_port, numapin, script, torchs_store
 from tests.needs import needs_root
 from tests.waiting import wait_until
 
@@ -153,11 +152,6 @@ class Job:
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
 
-def _free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return str(found.getsockname()[1])
-
-
 @contextmanager
 def job(
     folder: Path,
@@ -178,7 +172,7 @@ def job(
     if kind == "spawn":
         commands = [[sys.executable, path]]
     elif kind == "exec":
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": "2"}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
         alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
         variables = [meeting | alone | {"RANK": str(rank)} for rank in range(2)]
         commands = [[*launcher, "exec", "--", sys.executable, path]] * 2
@@ -191,10 +185,10 @@ def job(
             variables = [{"PET_RDZV_ID": secret} for _ in range(hosts)]
             words += ["--nnodes", "2", "--local-addr", "127.0.0.1"]
             if is_fixed:
-                words += ["--master-addr", "127.0.0.1", "--master-port", _free_port()]
+                words += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
                 parts = [["--node-rank", str(host)] for host in range(hosts)]
             else:
-                words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+                words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
                 parts = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] for host in range(hosts)]
         commands = [[*words, *part, *options, path, str(folder)] for part in parts]
     started = Job(folder, commands, variables, identity=secret)

@@ -14,7 +14,7 @@ from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
 from numapin.launcher.program import require_program
 from numapin.launcher.ranks import Alarm, StartedRank, StopSignal, notes_of
 from numapin.launcher.rehearse import require_gpus
-from numapin.launcher.store import MAGIC, REQUESTS, RankStore, StoreClient, StoreRefusal
+from numapin.launcher.store import MAGIC, RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import LOOPBACK, listen, serving, torch_folder, why_not_served
 from numapin.launcher.survivors import LastLook
 from numapin.plan.model import GpuRef
