@@ -132,7 +132,8 @@ def _run_round(
             files = logs.begin(restarts, place, run_dir)
             for local_rank, own_files in enumerate(files):
                 alarm.ring()  # raises StopSignal for a signal that came meanwhile
-                variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
+                planned = {handover.SLICE: handover.slice_text(plan.ranks[local_rank])}
+                variables = {**shared, **planned, **_own_variables(job, local_rank, place, own_files)}
                 ranks.append(start_rank(job, local_rank, variables, own_files))
             _watch(ranks, job, hosts, mailbox, alarm)
     except RoundFailed as failed:

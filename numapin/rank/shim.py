@@ -53,7 +53,7 @@ def main() -> None:
         os._exit(1)
 
     try:
-        own = handover.take_slice(int(local_rank), os.environ)
+        own = handover.take_slice(os.environ)
     except NumapinError as error:
         say(f"rank {local_rank} does not start: {error.message}; hint: {error.hint}")
         os._exit(1)

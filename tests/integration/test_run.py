@@ -140,12 +140,10 @@ def test_a_refusal_that_was_not_foreseen(tmp_path: Path) -> None:
     """A rank reports a refusal that the rehearsal did not meet, and its program sees it in its binding."""
     plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
     plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
-    handed_over: dict[str, str] = {}
-    handover.hand_over(Plan.from_json(json.dumps(plan)), str(tmp_path), handed_over)
     shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
     done = call(
         *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
-        NUMAPIN_SLICE_0=handed_over["NUMAPIN_SLICE_0"],
+        NUMAPIN_SLICE=handover.slice_text(Plan.from_json(json.dumps(plan)).ranks[0]),
         NUMAPIN_RUN_DIR=str(tmp_path),
         RANK="0",
         TORCHELASTIC_RESTART_COUNT="0",
@@ -154,7 +152,7 @@ def test_a_refusal_that_was_not_foreseen(tmp_path: Path) -> None:
     (rank,) = done.json_lines()
     binding = json.loads(rank["NUMAPIN_BINDING"])
     assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
-    assert ("NUMAPIN_SLICE_0" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
+    assert ("NUMAPIN_SLICE" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
     requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
     assert requested == plan["ranks"][0]
 
