@@ -223,13 +223,12 @@ def failure_of(
     ended = list[EndedRank]()
     for rank, own, planned in zip(ranks, files, plan.ranks, strict=True):
         error: object = None
-        recorded_s: float | None = None
         is_disk_full = False
         with suppress(OSError, ValueError):
             disk = os.statvfs(os.path.dirname(own.error))
             has_size = disk.f_blocks > 0  # ramfs, tmpfs without a limit and some of FUSE report 0 blocks
             is_disk_full = has_size and disk.f_bavail * disk.f_frsize < 1 << 20
-            error, recorded_s = decode(handover.read_text(own.error)), os.stat(own.error).st_mtime
+            error = decode(handover.read_text(own.error))
         ended.append(
             EndedRank(
                 local_rank=rank.local_rank,
@@ -243,7 +242,6 @@ def failure_of(
                 is_left=rank.status is None,
                 error_file=own.error,
                 error=error,
-                recorded_s=recorded_s,
                 logs=own.logs,
                 is_disk_full=is_disk_full,
                 gpu=planned.gpu.index if planned.gpu else None,

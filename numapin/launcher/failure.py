@@ -29,8 +29,6 @@ _ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
 _SOON_S: Final = 60.0  # a cause is seen at most this long after its consequences
-_RECORD_S: Final = 2.0  # @record notes a whole second and writes at once; a file written later was written again
-_TICK_S: Final = 0.02  # the kernel takes a file's time from the last tick of its clock
 # What gloo, NCCL and torch's store say of another rank: "[…/gloo/transport/tcp/pair.cc:537] Read error [::1]:41217:
 # Connection reset by peer", "Connection was likely closed", "ncclRemoteError: … a remote process exiting prematurely".
 _LOST_PEER: Final = re.compile(
@@ -129,7 +127,6 @@ class EndedRank:
     was_ended: bool  # it was running when another rank failed, so the launcher ended it
     error_file: str
     error: object  # the JSON in that file, None if there is none
-    recorded_s: float | None = None  # when that file was written
     asked_s: float | None = None  # when the launcher sent it the first signal to end
     is_left: bool = False  # still there after SIGKILL; `exitcode` is then that of the kill
     logs: tuple[str, ...] = ()  # the files with its output, if that was redirected
@@ -203,16 +200,8 @@ class EndedRank:
 
     @property
     def raised_s(self) -> float | None:
-        """When it recorded its exception, None if that is not known to a fraction of a second.
-
-        torch's @record writes whole seconds. The file's own time has the fraction, unless it is another clock's, as on
-        a file server, or the file was written again.
-        """
-        exact, whole = self._time("time_s"), self._time("timestamp")
-        if exact is not None or whole is None or self.recorded_s is None:
-            return exact
-        is_plausible = whole - _TICK_S <= self.recorded_s <= whole + _RECORD_S
-        return min(max(whole, self.recorded_s), whole + 1) if is_plausible else None
+        """When it recorded its exception. None: unknown, or known to the second, as torch's @record notes it."""
+        return self._time("time_s")
 
     @property
     def failed_s(self) -> float:

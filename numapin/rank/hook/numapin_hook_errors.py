@@ -40,14 +40,14 @@ _OUTERMOST_CODE = ("<module>", "_run_module_as_main")
 def watch(file: str, folder: str) -> None:
     """Record what ends this process's program. `folder` is that of this file.
 
-    A wrapper may start one Python after another. One that finds a record when it starts replaces it if it fails, too:
-    the wrapper went on after the first.
+    A wrapper may start one Python after another. One that fails replaces the record of the one before: the wrapper went
+    on after that. A record of torch's @record, which is of the same exception, is replaced by one with its exact time.
     """
     import atexit
     import faulthandler
 
     rank, thread = os.getpid(), get_ident()
-    may_replace = os.path.exists(file)
+    is_recorded = False
     # The standard library's entries of the path; the script's folder is not there yet.
     beside = (os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload"))
     library = [entry for entry in sys.path if isinstance(entry, str) and (entry in beside or entry.endswith(".zip"))]
@@ -56,14 +56,14 @@ def watch(file: str, folder: str) -> None:
         return os.getpid() == rank and get_ident() == thread  # a fork has these hooks, too
 
     def record(error: BaseException) -> None:
-        """Write the exception, once, and not if torch's @record has written it. Never raise."""
-        nonlocal may_replace
+        """Write the exception, once. Never raise."""
+        nonlocal is_recorded
         now_s = time()
         for number in range(_MOST_TRIES):
             try:
-                if may_replace or not os.path.exists(file):
+                if not is_recorded:
                     _write(file, _text_of(error, now_s, None if number == _MOST_TRIES - 1 else library))
-                    may_replace = False
+                    is_recorded = True
                 break
             # A program must end in the same way, whatever goes wrong here: a signal handler raised, or the program has
             # a module with the name of one that this imports.

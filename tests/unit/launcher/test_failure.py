@@ -84,17 +84,6 @@ FIRST: dict[str, Ranks] = {
     "one that is slow to end": [ended(0, error=at(99.8)), asked(1, -15, error=at(99.2))],
     "not one that failed when it was ended": [ended(0, error=at(99.8)), asked(1, 1, error=at(100.2))],
     "a death before its peer's exception": [ended(0, -9, ended_s=99.9), ended(1, error=at(99.95))],
-    "by the times of the files": [
-        ended(0, error=record_at(99), recorded_s=99.7),
-        ended(1, error=record_at(99), recorded_s=99.2),
-    ],
-    "by the file's time of one that was ended": [
-        ended(0, error=record_at(99), recorded_s=99.7),
-        asked(1, -15, error=record_at(99), recorded_s=99.2),
-    ],
-    "a file within a tick of the clock": [ended(0, error=at(99.8)), ended(1, error=record_at(99), recorded_s=98.99)],
-    "a file of another clock": [ended(0, error=at(99.8)), ended(1, error=record_at(99), recorded_s=40.0)],
-    "a file that was written again": [ended(0, error=at(99.8)), ended(1, error=record_at(99), recorded_s=160.0)],
     "no numbers": [ended(0, error=at(float("nan"))), ended(1, error=record_at(float("inf")), ended_s=99)],
     "what follows our signal is last": [asked(1, 1, asked_s=98.6, error=at(98.9)), lost()],
     "what came before our signal is not": [asked(1, 1, asked_s=98.95, error=at(98.9)), lost()],
