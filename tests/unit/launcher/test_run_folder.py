@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -154,33 +153,6 @@ def test_what_is_swept(tmp_path: Path) -> None:
         return "stays" if stays else "removed"
 
     compare_answers(Path(__file__).with_name("swept.txt"), answer)
-
-
-@pytest.mark.parametrize("num_removed", range(1, 7))
-def test_a_launcher_that_is_killed_while_it_removes_its_folder(tmp_path: Path, num_removed: int) -> None:
-    """The next run removes what is left; an empty folder waits for an hour."""
-    environ, names = {"TMPDIR": str(tmp_path)}, ("plan.json", "command.json", "observed-0-0.json", "observed-1-0.json")
-    unlink, count = os.unlink, iter(range(1, num_removed))
-
-    def and_die(path: str, *, dir_fd: int | None = None) -> None:
-        unlink(path, dir_fd=dir_fd)
-        if next(count, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    child = os.fork()
-    if child == 0:
-        vars(os)["unlink"] = and_die
-        with run_folder.run_directory(environ) as folder:
-            for name in (*names, "cache/x"):
-                Path(folder, name).parent.mkdir(exist_ok=True)
-                Path(folder, name).touch()
-        os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    (left,) = tmp_path.iterdir()
-    if not list(left.iterdir()):
-        os.utime(left, (0, 0))
-    with run_folder.run_directory(environ):
-        assert not left.exists()
 
 
 def test_another_folder_in_place_of_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
