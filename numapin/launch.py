@@ -81,7 +81,6 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 if failure is None:
                     return
                 if restarts == job.max_restarts:
-                    _tell_outer_launcher(failure)
                     raise failure
                 restarts += 1
                 left = counted(job.max_restarts - restarts, "restart")
@@ -277,20 +276,6 @@ def _replace_folder(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tupl
     )
     handover.hand_over(plan, run_dir, os.environ)
     return run_dir, handover.folder_id(run_dir)
-
-
-def _tell_outer_launcher(failure: RanksFailed) -> None:
-    """Copy the first rank's error to the file that another elastic launcher, of which this is a rank, has named."""
-    from numapin.base.strict_json import encode
-
-    outer, first = os.environ.get("TORCHELASTIC_ERROR_FILE"), failure.failure.first
-    if not outer or failure.failure.elsewhere or not isinstance(first.error, dict):
-        return
-    message = first.error.get("message")
-    if isinstance(message, dict):
-        message = {**message, "errorCode": first.exitcode}
-    with suppress(OSError), open(outer, "w", encoding="ascii") as file:
-        file.write(encode({**first.error, "message": message}))
 
 
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:

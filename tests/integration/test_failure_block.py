@@ -388,16 +388,6 @@ def test_logs_on_a_file_system_without_a_size(tmp_path: Path) -> None:
     assert "  likely" not in done.err
 
 
-def test_below_another_elastic_launcher(tmp_path: Path) -> None:
-    """The error of a rank reaches the error file that another launcher gave to numapin."""
-    file = tmp_path / "outer.json"
-    done = numapin("run", "--quiet", script(tmp_path, FAILS), TORCHELASTIC_ERROR_FILE=str(file))
-    assert done.status == 1
-    message = json.loads(file.read_text())["message"]
-    assert message["errorCode"] == 1
-    assert message["message"].startswith("ValueError: ")
-
-
 UNTOUCHED = """
 import json, os, sys, subprocess
 me = {
