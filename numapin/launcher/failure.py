@@ -450,19 +450,10 @@ _CAUSE_OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
         "native code gave up: a failed check, or an NCCL collective that timed out",
         f"its message is in the output above; {_SEE_FRAMES}",
     ),
-    signal.SIGILL: (
-        "a library was built for another kind of CPU",
-        "install a build for this CPU; see which one with: lscpu",
+    **dict.fromkeys(
+        (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+        ("another process sent it; numapin did not", ""),
     ),
-    signal.SIGFPE: ("native code divided an integer by zero", _SEE_FRAMES),
-    signal.SIGXCPU: ("the limit on CPU time", "see the limit with: ulimit -t"),
-    signal.SIGXFSZ: ("the limit on the size of files", "see the limit with: ulimit -f"),
-    signal.SIGPIPE: ("it wrote to a pipe or a socket whose reader has ended", ""),
-    signal.SIGSYS: ("a seccomp filter, such as a container's, forbids a system call", "see the filter's log: dmesg"),
-}
-_CAUSE_OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
-    126: ("the program could not be executed", "see its permissions with: ls -l"),
-    127: ("the program was not found", "see where the shell looks for it: echo $PATH"),
 }
 
 
@@ -496,7 +487,7 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one
                 return failure.out_of_memory, failure.out_of_memory_advice
             if is_shm_full:
                 return full_shm
-            return "a DataLoader worker ended, or was killed", "look for its message above, and for kills in dmesg"
+            return "", ""
         number = _SIGNAL_BY_DESCRIPTION.get(signals[-1])
         if number is None:
             return "", ""
@@ -504,9 +495,9 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one
         if rank.logs and rank.is_disk_full:
             what = "the file system of its logs has less than 1 MiB left"
             return what, "free space there, or choose another folder with --log-dir DIR"
-        return _CAUSE_OF_STATUS.get(rank.exitcode, ("", ""))
+        return "", ""
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
     if number == signal.SIGBUS and is_shm_full:
         return full_shm
-    return _CAUSE_OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
+    return _CAUSE_OF_SIGNAL.get(number, ("", ""))

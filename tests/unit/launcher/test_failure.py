@@ -173,7 +173,7 @@ EXITED = "RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly"
 WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
 CAUSES: tuple[tuple[int | str, dict[str, Any]], ...] = (
     *((-number, {}) for number in (6, 7, 9, 11, 15, 34)),  # abort, bus error, kill, segmentation fault; without a cause
-    *((status, {}) for status in (3, 126, 127, 134)),
+    *((status, {}) for status in (3, 134)),
     *((-9, MEMORY), (-7, {**FULL, "shm_used": 0.97}), (-7, {**FULL, "shm_used": 0.5})),
     *((WORKER.format("Killed"), MEMORY), (WORKER.format("Killed"), {})),
     *((f"{WORKER.format('Bus error')}It is possible that …", {**FULL, "shm_used": used}) for used in (0.95, 0.2)),
