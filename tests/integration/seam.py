@@ -17,7 +17,7 @@ from numapin.cli.main import numapin
 from numapin.cli.run import _loaders_reported
 from numapin.compare.campaign import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command
-from numapin.launcher import fixed_hosts, run_folder
+from numapin.launcher import run_folder
 from numapin.launcher.options import TORCHRUN_OPTIONS
 from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory

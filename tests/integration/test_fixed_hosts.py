@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import pytest
 
 from tests.integration.faulty import PRELUDE
 from tests.integration.launching import NUMAPIN, environment, free_port, script
-from tests.integration.seam import fixed_hosts, main
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -466,22 +463,6 @@ def test_what_follows_the_end_of_host_0(
     job.launchers[0].send_signal(number)
     job.assert_ends(*statuses)
     assert said == "" or f"host 0 ({HOST}) failed {said}" in job.err(1), job.err(1)
-
-
-def test_few_descriptors(folder: Path) -> None:
-    """If the launcher of host 0 can open no more, the connection that has said nothing for longest gives way."""
-    job = Job(folder)
-    module = f"import importlib; importlib.import_module({fixed_hosts.__name__!r})._GREETING_S = 900.0"  # none is late
-    start = f"{module}; importlib.import_module({main.__module__!r}).main()"
-    launcher = job.start(0, program=(sys.executable, "-c", start))
-    job.await_listening()
-    open_now = len([*Path(f"/proc/{launcher.pid}/fd").iterdir()])
-    resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (open_now + 8, open_now + 8))
-    with ExitStack() as silent:
-        for _ in range(40):
-            silent.enter_context(socket.create_connection(("127.0.0.1", job.port)))
-        job.start(1)
-        job.assert_ends(0, 0)
 
 
 def test_two_jobs_on_one_port(folder: Path) -> None:
