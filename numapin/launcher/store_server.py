@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -150,13 +150,8 @@ class _StoreServer:
 
     def end_pause(self) -> None:
         """Accept new clients again, if the pause is over."""
-        if self.paused_at_s is None or time.monotonic() < self.paused_at_s + _PAUSE_S:
-            return
-        try:
+        if self.paused_at_s is not None and time.monotonic() >= self.paused_at_s + _PAUSE_S:
             self._selector.register(self._listening, selectors.EVENT_READ)
-        except OSError:  # the kernel has no memory: later
-            self.paused_at_s = time.monotonic()
-        else:
             self.paused_at_s = None
 
     def _accept(self) -> None:
@@ -236,18 +231,14 @@ class _StoreServer:
         self._store.count(client)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.answers else 0)
         if self._selector.get_key(connection).events != events:
-            try:
-                self._selector.modify(connection, events, client)
-            except OSError:  # the kernel has no memory; the selector has forgotten the connection
-                self._drop(client)
+            self._selector.modify(connection, events, client)
 
     def _drop(self, client: StoreClient) -> None:
         """Close a connection that ended."""
         connection = self._connections.pop(client, None)
         if connection is not None:
             self._store.forget(client)
-            with suppress(KeyError):  # `modify` has forgotten it
-                self._selector.unregister(connection)
+            self._selector.unregister(connection)
             connection.close()
 
 

@@ -11,7 +11,6 @@ from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_orde
 from numapin.launcher.hosts import HostPlace, Hosts, NotMet, SeveralHosts, why_known
 from numapin.launcher.logs import Logs, RankOutput
 from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
-from numapin.launcher.program import require_program
 from numapin.launcher.ranks import Alarm, StartedRank, StopSignal, notes_of
 from numapin.launcher.rehearse import require_gpus
 from numapin.launcher.store import MAGIC, RankStore, StoreClient, StoreRefusal
