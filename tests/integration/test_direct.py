@@ -82,7 +82,7 @@ while True: time.sleep(0.05)
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Give a function that starts two ranks, or what options say, with a script; end what is left afterwards."""
-    yield lambda text, *options, **given: Job(tmp_path / "job", "numapin", [*(options or TWO)], text, **given)
+    yield lambda text, *options, **given: Job(tmp_path / "job", [*(options or TWO)], text, **given)
     while Job.started:
         Job.started.pop().clean()
 

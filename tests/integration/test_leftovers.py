@@ -51,7 +51,7 @@ def test_children_of_ranks_are_gone_before_a_restart(tmp_path: Path) -> None:
     Some ignore SIGTERM, or are in a process group or a session of their own.
     """
     options = ["--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1"]
-    job = Job(tmp_path / "job", "numapin", options, STARTS_CHILDREN)
+    job = Job(tmp_path / "job", options, STARTS_CHILDREN)
     try:
         assert job.wait() == 0, job.err
         assert (len(job.marked("clean")), job.marked("left")) == (1, [])
