@@ -15,7 +15,6 @@ from numapin import Bind, Memory, Plan, RankPlan
 from numapin.errors import NumapinError
 from tests.unit.planned import PLANNED
 from tests.unit.rank.seam import CpuSet, NicLibrary, exported, handover, shim
-from tests.unit.rank.seam import rehearse_rehearse as rehearse
 
 CPUS = CpuSet(os.sched_getaffinity(0))
 RANK = replace(PLANNED, cpus=CPUS, nodes=CpuSet({0}), node=0, reason='all of "node 0", é\n')
@@ -83,20 +82,6 @@ def test_a_rank_that_is_bound_as_planned(tmp_path: Path) -> None:
         "requested": own.to_json(),
         "applied": {"cpus": own.to_json()["cpus"], "memory": "preferred", "nodes": "0", "shortfalls": []},
     }
-
-
-def test_a_refusal_that_was_foreseen(tmp_path: Path) -> None:
-    """A refusal that the rehearsal found, as in most containers, causes no imports and no second message in a rank."""
-    refused = tuple(replace(rank, memory=Memory.BIND, nodes=CpuSet({63})) for rank in RANKS)
-    plan = rehearse(replace(PLAN, ranks=refused), strict=False)
-    assert "was refused" in plan.ranks[OWN].reason
-    stderr, environ, text = _started(plan, tmp_path)
-    assert [line for line in stderr.splitlines() if not line.startswith("import time:")] == []
-    assert not {"json", "typing", "numapin.plan"} & _modules(stderr)
-    record = json.loads(text)
-    assert json.loads(environ["NUMAPIN_BINDING"]) == record["requested"] == plan.ranks[OWN].to_json()
-    (shortfall,) = record["applied"]["shortfalls"]
-    assert shortfall in plan.ranks[OWN].reason
 
 
 @pytest.mark.parametrize(
