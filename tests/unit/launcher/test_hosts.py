@@ -97,9 +97,7 @@ def meet(*options: str) -> SeveralHosts:
     ("backend", "endpoint", "settings"),
     [
         ("c10dd", "localhost:1", "a=b"),
-        ("", "localhost:1", "a=b"),
         ("static", "head", "a=b"),
-        ("c10d", "", "run_id=x"),
         ("c10d", "", "local_addr=x"),
     ],
 )
