@@ -81,7 +81,6 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 if failure is None:
                     return
                 if restarts == job.max_restarts:
-                    _tell_outer_launcher(failure)
                     raise failure
                 restarts += 1
                 left = counted(job.max_restarts - restarts, "restart")
@@ -132,7 +131,8 @@ def _run_round(
             files = logs.begin(restarts, place, run_dir)
             for local_rank, own_files in enumerate(files):
                 alarm.ring()  # raises StopSignal for a signal that came meanwhile
-                variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
+                planned = {handover.SLICE: handover.slice_text(plan.ranks[local_rank])}
+                variables = {**shared, **planned, **_own_variables(job, local_rank, place, own_files)}
                 ranks.append(start_rank(job, local_rank, variables, own_files))
             _watch(ranks, job, hosts, mailbox, alarm)
     except RoundFailed as failed:
@@ -222,13 +222,12 @@ def failure_of(
     ended = list[EndedRank]()
     for rank, own, planned in zip(ranks, files, plan.ranks, strict=True):
         error: object = None
-        recorded_s: float | None = None
         is_disk_full = False
         with suppress(OSError, ValueError):
             disk = os.statvfs(os.path.dirname(own.error))
             has_size = disk.f_blocks > 0  # ramfs, tmpfs without a limit and some of FUSE report 0 blocks
             is_disk_full = has_size and disk.f_bavail * disk.f_frsize < 1 << 20
-            error, recorded_s = decode(handover.read_text(own.error)), os.stat(own.error).st_mtime
+            error = decode(handover.read_text(own.error))
         ended.append(
             EndedRank(
                 local_rank=rank.local_rank,
@@ -242,7 +241,6 @@ def failure_of(
                 is_left=rank.status is None,
                 error_file=own.error,
                 error=error,
-                recorded_s=recorded_s,
                 logs=own.logs,
                 is_disk_full=is_disk_full,
                 gpu=planned.gpu.index if planned.gpu else None,
@@ -278,20 +276,6 @@ def _replace_folder(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tupl
     )
     handover.hand_over(plan, run_dir, os.environ)
     return run_dir, handover.folder_id(run_dir)
-
-
-def _tell_outer_launcher(failure: RanksFailed) -> None:
-    """Copy the first rank's error to the file that another elastic launcher, of which this is a rank, has named."""
-    from numapin.base.strict_json import encode
-
-    outer, first = os.environ.get("TORCHELASTIC_ERROR_FILE"), failure.failure.first
-    if not outer or failure.failure.elsewhere or not isinstance(first.error, dict):
-        return
-    message = first.error.get("message")
-    if isinstance(message, dict):
-        message = {**message, "errorCode": first.exitcode}
-    with suppress(OSError), open(outer, "w", encoding="ascii") as file:
-        file.write(encode({**first.error, "message": message}))
 
 
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:

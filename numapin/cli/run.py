@@ -24,7 +24,7 @@ from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, RankError, Stopped, UsageError
 from numapin.launcher import hosts
 from numapin.launcher import options as torchruns
-from numapin.launcher.program import keep_script, python, require_program
+from numapin.launcher.program import python, require_program
 from numapin.launcher.rehearse import rehearse, require_gpus
 from numapin.launcher.run_folder import run_directory
 from numapin.plan.gpus import settle_gpus
@@ -221,7 +221,6 @@ def _launch(
             hosts.import_torch()
         # Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set.
         os.sched_setaffinity(0, affinity)
-    keep_script(job.command)
     os.environ.update(environment)
     os.environ[JOB_IDS] = job_ids_of(os.environ)  # a launcher in a rank knows by them whether it is in the same job
     mailbox.leave(job.signals)  # these end the job; the ranks get the others

@@ -3,7 +3,7 @@
 ::
 
     options.py          torchrun's options: one table, and the parser made of it
-    program.py          the program that each rank becomes, maybe a script on stdin
+    program.py          the program that each rank becomes
     rehearse.py         try every binding before a rank starts, look for lost GPUs before a restart
     ranks.py            the processes of ranks: start them, see how they ended, end them
     guardian.py         the process that ends what ranks started if the launcher is killed

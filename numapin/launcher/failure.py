@@ -29,8 +29,6 @@ _ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
 _SOON_S: Final = 60.0  # a cause is seen at most this long after its consequences
-_RECORD_S: Final = 2.0  # @record notes a whole second and writes at once; a file written later was written again
-_TICK_S: Final = 0.02  # the kernel takes a file's time from the last tick of its clock
 # What gloo, NCCL and torch's store say of another rank: "[…/gloo/transport/tcp/pair.cc:537] Read error [::1]:41217:
 # Connection reset by peer", "Connection was likely closed", "ncclRemoteError: … a remote process exiting prematurely".
 _LOST_PEER: Final = re.compile(
@@ -129,7 +127,6 @@ class EndedRank:
     was_ended: bool  # it was running when another rank failed, so the launcher ended it
     error_file: str
     error: object  # the JSON in that file, None if there is none
-    recorded_s: float | None = None  # when that file was written
     asked_s: float | None = None  # when the launcher sent it the first signal to end
     is_left: bool = False  # still there after SIGKILL; `exitcode` is then that of the kill
     logs: tuple[str, ...] = ()  # the files with its output, if that was redirected
@@ -203,16 +200,8 @@ class EndedRank:
 
     @property
     def raised_s(self) -> float | None:
-        """When it recorded its exception, None if that is not known to a fraction of a second.
-
-        torch's @record writes whole seconds. The file's own time has the fraction, unless it is another clock's, as on
-        a file server, or the file was written again.
-        """
-        exact, whole = self._time("time_s"), self._time("timestamp")
-        if exact is not None or whole is None or self.recorded_s is None:
-            return exact
-        is_plausible = whole - _TICK_S <= self.recorded_s <= whole + _RECORD_S
-        return min(max(whole, self.recorded_s), whole + 1) if is_plausible else None
+        """When it recorded its exception. None: unknown, or known to the second, as torch's @record notes it."""
+        return self._time("time_s")
 
     @property
     def failed_s(self) -> float:
@@ -461,19 +450,10 @@ _CAUSE_OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
         "native code gave up: a failed check, or an NCCL collective that timed out",
         f"its message is in the output above; {_SEE_FRAMES}",
     ),
-    signal.SIGILL: (
-        "a library was built for another kind of CPU",
-        "install a build for this CPU; see which one with: lscpu",
+    **dict.fromkeys(
+        (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+        ("another process sent it; numapin did not", ""),
     ),
-    signal.SIGFPE: ("native code divided an integer by zero", _SEE_FRAMES),
-    signal.SIGXCPU: ("the limit on CPU time", "see the limit with: ulimit -t"),
-    signal.SIGXFSZ: ("the limit on the size of files", "see the limit with: ulimit -f"),
-    signal.SIGPIPE: ("it wrote to a pipe or a socket whose reader has ended", ""),
-    signal.SIGSYS: ("a seccomp filter, such as a container's, forbids a system call", "see the filter's log: dmesg"),
-}
-_CAUSE_OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
-    126: ("the program could not be executed", "see its permissions with: ls -l"),
-    127: ("the program was not found", "see where the shell looks for it: echo $PATH"),
 }
 
 
@@ -507,7 +487,7 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one
                 return failure.out_of_memory, failure.out_of_memory_advice
             if is_shm_full:
                 return full_shm
-            return "a DataLoader worker ended, or was killed", "look for its message above, and for kills in dmesg"
+            return "", ""
         number = _SIGNAL_BY_DESCRIPTION.get(signals[-1])
         if number is None:
             return "", ""
@@ -515,9 +495,9 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one
         if rank.logs and rank.is_disk_full:
             what = "the file system of its logs has less than 1 MiB left"
             return what, "free space there, or choose another folder with --log-dir DIR"
-        return _CAUSE_OF_STATUS.get(rank.exitcode, ("", ""))
+        return "", ""
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
     if number == signal.SIGBUS and is_shm_full:
         return full_shm
-    return _CAUSE_OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
+    return _CAUSE_OF_SIGNAL.get(number, ("", ""))

@@ -184,20 +184,17 @@ class FixedHosts(Hosts):
                         raise self._refuse_all(f"{text}; {problem}" if problem else text, _MISSING_HINT)
                     self._say_waiting(f"{who} at {self._where}", problem)
                 ready = [opened.get(descriptor) for descriptor, _ in poll.poll(_LOOK_S * 1000)]
-                most_strangers = _MAX_STRANGERS + self._own.num_hosts
                 if None in ready:
                     try:
                         new = Connection(listening.accept()[0], secret=self._secret, is_server=True)
-                    except OSError as error:  # else it is gone again
-                        if error.errno in (errno.EMFILE, errno.ENFILE):
-                            problem = f"a connection could not be accepted: {error.strerror}"
-                            most_strangers = len(strangers) - 1
-                            time.sleep(_LOOK_S)
+                    except OSError as error:  # it is gone again, or the limit on open files is reached
+                        problem = f"a connection could not be accepted: {error.strerror}"
+                        time.sleep(_LOOK_S)
                     else:
                         opened[new.fileno()], strangers[new] = new, time.monotonic() + _GREETING_S
                         poll.register(new, select.POLLIN)
                 late = [each for each, until_s in strangers.items() if until_s < time.monotonic()]
-                late += [*strangers][: max(0, len(strangers) - most_strangers)]
+                late += [*strangers][: max(0, len(strangers) - _MAX_STRANGERS - self._own.num_hosts)]
                 for connection in {*filter(None, ready), *late}:
                     end: ConnectionEnded | PeerRefused | None = None
                     try:

@@ -50,10 +50,6 @@ _SUCCEEDED: Final = "numapin/hosts-that-succeeded"
 _RESTARTING: Final = "numapin/hosts-that-restart"
 _SEE_OTHERS: Final = "see what numapin printed on the other hosts"
 _NOT_MET: Final = {
-    "EtcdStubError": (
-        "the rendezvous in etcd needs the Python module etcd, which is not installed",
-        "pip install python-etcd, or let the hosts meet with: --rdzv-backend c10d",
-    ),
     "RendezvousClosedError": ("the job has ended on another host", _SEE_OTHERS),
     "RendezvousConnectionError": (
         "the rendezvous host has ended its launcher, or cannot be reached",

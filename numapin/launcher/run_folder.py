@@ -221,19 +221,15 @@ def _sweep_one(place: int, name: str, *, may_keep: bool) -> bool:
 def _remove(base: int, name: str, folder: int) -> None:
     """Remove what is in an opened folder of a run, without following links, then the folder.
 
-    The lock goes last, so that what is left by a process that dies here can still be swept. Another folder that has its
-    name in `base` by now stays.
+    Another folder that has its name in `base` by now stays.
     """
     with suppress(OSError):
         for entry in os.listdir(folder):
             with suppress(OSError):
                 try:
-                    if entry != _LOCK:
-                        os.unlink(entry, dir_fd=folder)
+                    os.unlink(entry, dir_fd=folder)
                 except IsADirectoryError:
                     shutil.rmtree(entry, ignore_errors=True, dir_fd=folder)
-        if os.listdir(folder) == [_LOCK]:
-            os.unlink(_LOCK, dir_fd=folder)
         if os.path.samestat(os.stat(name, dir_fd=base, follow_symlinks=False), os.fstat(folder)):
             os.rmdir(name, dir_fd=base)
 

@@ -4,7 +4,7 @@ Numbers have this machine's byte order. A string is its length (8 bytes) and its
 all other requests may follow.
 
 The same requests, in the same order, are in torch's torch/csrc/distributed/c10d/TCPStoreBackend.hpp; their answers are
-in TCPStoreLibUvBackend.cpp. `store_server.py` compares requests and answers with the installed torch's.
+in TCPStoreLibUvBackend.cpp. A later torch may add some at the end.
 """
 
 from __future__ import annotations
@@ -17,16 +17,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-REQUESTS: Final = (
-    *("VALIDATE", "SET", "COMPARE_SET", "GET", "ADD", "CHECK", "WAIT", "GETNUMKEYS", "DELETE_KEY", "APPEND"),
-    *("MULTI_GET", "MULTI_SET", "CANCEL_WAIT", "PING", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "LIST_KEYS", "BARRIER"),
-)
-"""torch's requests, by their numbers. A later torch may add some at the end."""
-CHECK_ANSWERS: Final = ("READY", "NOT_READY")
-WAIT_ANSWERS: Final = ("STOP_WAITING", "WAIT_CANCELED")  # torch's answers, by their numbers
 MAGIC: Final = 0x3C85F7CE  # the number that VALIDATE brings
-_READY, _NOT_READY = (bytes([number]) for number in range(len(CHECK_ANSWERS)))
-_STOP_WAITING, _WAIT_CANCELED = (bytes([number]) for number in range(len(WAIT_ANSWERS)))
+_READY, _NOT_READY = b"\0", b"\1"
+_STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
 # torch's own bounds.
 _MAX_KEY_BYTES: Final = 8 << 10
 _MAX_VALUE_BYTES: Final = 8 << 20

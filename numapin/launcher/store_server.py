@@ -15,14 +15,14 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
 from numapin.errors import UsageError
-from numapin.launcher.store import CHECK_ANSWERS, MAGIC, REQUESTS, WAIT_ANSWERS, RankStore, StoreClient, StoreRefusal
+from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
 from numapin.system.peers import LocalPeers
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ _PART_BYTES: Final = 1 << 18
 _PAUSE_S: Final = 0.1
 STORE_HINT: Final = "let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500"
 _FULL: Final = (errno.EMFILE, errno.ENFILE)
-_HEADER: Final = "include/torch/csrc/distributed/c10d/TCPStoreBackend.hpp"
-_NEWEST: Final = (2, 15)  # the newest torch whose clients ran against our store; since 2.15 it has no such header
+_NEWEST: Final = (2, 15)  # the newest torch whose clients ran against our store
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -151,13 +150,8 @@ class _StoreServer:
 
     def end_pause(self) -> None:
         """Accept new clients again, if the pause is over."""
-        if self.paused_at_s is None or time.monotonic() < self.paused_at_s + _PAUSE_S:
-            return
-        try:
+        if self.paused_at_s is not None and time.monotonic() >= self.paused_at_s + _PAUSE_S:
             self._selector.register(self._listening, selectors.EVENT_READ)
-        except OSError:  # the kernel has no memory: later
-            self.paused_at_s = time.monotonic()
-        else:
             self.paused_at_s = None
 
     def _accept(self) -> None:
@@ -237,18 +231,14 @@ class _StoreServer:
         self._store.count(client)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.answers else 0)
         if self._selector.get_key(connection).events != events:
-            try:
-                self._selector.modify(connection, events, client)
-            except OSError:  # the kernel has no memory; the selector has forgotten the connection
-                self._drop(client)
+            self._selector.modify(connection, events, client)
 
     def _drop(self, client: StoreClient) -> None:
         """Close a connection that ended."""
         connection = self._connections.pop(client, None)
         if connection is not None:
             self._store.forget(client)
-            with suppress(KeyError):  # `modify` has forgotten it
-                self._selector.unregister(connection)
+            self._selector.unregister(connection)
             connection.close()
 
 
@@ -269,29 +259,8 @@ def why_not_served(folder: Path | None) -> str | None:
         text = (folder / "version.py").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
-    version = found[1] if found else "of unknown version"
-    try:
-        header = (folder / _HEADER).read_text(encoding="utf-8", errors="replace")
-    except OSError:  # some distributions leave the headers out
-        numbers = re.match(r"(\d+)\.(\d+)", version)
-        is_known = numbers is not None and (int(numbers[1]), int(numbers[2])) <= _NEWEST
-    else:
-        magic = re.search(r"validationMagicNumber\s*=\s*(0[xX][0-9a-fA-F]+|\d+)\s*;", header)
-        requests = _names(header, "QueryType")
-        is_known = (
-            magic is not None
-            and int(magic[1], 0) == MAGIC
-            and bool(requests)
-            and requests == REQUESTS[: len(requests)]  # an older torch may lack the last requests
-            and _names(header, "CheckResponseType") == CHECK_ANSWERS
-            and _names(header, "WaitResponseType") == WAIT_ANSWERS
-        )
-    return None if is_known else f"this numapin does not know the store of torch {version}"
-
-
-def _names(header: str, enum: str) -> tuple[str, ...]:
-    """Return the names of an enum of bytes; () if there is none, and more than names if it sets values."""
-    found = re.search(rf"enum class {enum}\s*:\s*uint8_t\s*{{([^}}]*)}}", header)
-    body = re.sub(r"//.*", "", found[1]) if found else ""
-    return tuple(name.strip() for name in body.split(",") if name.strip())
+    found = re.search(r"__version__\s*=\s*['\"](([0-9]+)\.([0-9]+)[^'\"]*)", text)
+    if found is None:
+        return "this numapin does not know the store of torch of unknown version"
+    is_known = (int(found[2]), int(found[3])) <= _NEWEST
+    return None if is_known else f"this numapin does not know the store of torch {found[1]}"

@@ -1,6 +1,6 @@
 """The files and variables that a run leaves for its ranks and for other programs.
 
-A rank takes its own slice out of its environment and removes the others.
+A rank takes its slice of the plan out of its environment.
 
 Each rank imports this before its program starts, without json: a slice is a few words for the rank itself, and the JSON
 for its program, which the rank does not parse. `launcher/run_folder.py` makes and finds the folders.
@@ -31,14 +31,11 @@ LOGS: Final = "logs"  # a folder with the ranks' output, unless --log-dir names 
 OBSERVED: Final = "observed-"
 LOADERS: Final = "loaders-"
 """The start of the names of records: of how a rank was bound, and of the loaders of a process."""
-SLICE_VARIABLE: Final = "NUMAPIN_SLICE_"
-"""The start of the names of variables with slices; the number of the local rank follows."""
+SLICE: Final = "NUMAPIN_SLICE"
+"""The variable with a rank's own slice."""
 MAX_FILE_BYTES: Final = 16 << 20
 _MOST_FILES: Final = 1 << 17  # in a run's folder: some for each of 4096 ranks, and for each of its restarts
 REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
-_AGAIN: Final = "start the run again"
-_MAX_VARIABLE_BYTES: Final = 100_000  # Linux allows 128 KiB
-_MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 
 
 class RankSlice:
@@ -109,35 +106,18 @@ def write_text(folder: str, name: str, text: str) -> None:
 
 
 def hand_over(plan: Plan, run_dir: str, environ: MutableMapping[str, str]) -> None:
-    """Hand the plan to the ranks and other programs: through the environment, and in the run directory.
+    """Hand the plan to other programs, in the run directory; if that cannot be written, warn.
 
-    Raises NumapinError if ranks would find no plan. If they have it in their environment, a run directory that cannot
-    be written causes a warning only.
+    Ranks have their slices in their environment: restarted ones find them there even after a clean-up of /tmp.
     """
     from numapin.base.redact import without_secrets
 
     environ["NUMAPIN_RUN_DIR"] = run_dir
-    _remove_slices(environ)  # this launcher may be a rank itself and have slices
-    # Restarted ranks find slices in their environment even after a clean-up of /tmp. Each must fit into a variable, and
-    # all of them into a quarter of the space for a program's environment; else the ranks read plan.json.
-    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": slice_text(rank) for rank in plan.ranks}
-    sizes = [len(name) + len(text) for name, text in slices.items()]
-    limit = min(os.sysconf("SC_ARG_MAX"), _MAX_ENVIRONMENT_BYTES) // 4
-    in_environment = max(sizes, default=0) < _MAX_VARIABLE_BYTES and sum(sizes) < limit
-    if in_environment:
-        environ.update(slices)
     try:
         write_json(run_dir, PLAN, plan.to_json())
         write_json(run_dir, COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
     except NumapinError as error:
-        if not in_environment:
-            raise
         say(f"warning: no record of this run: {error.message}")
-
-
-def _remove_slices(environ: MutableMapping[str, str]) -> None:
-    for name in [name for name in environ if name.startswith(SLICE_VARIABLE)]:
-        del environ[name]
 
 
 def planned(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -154,26 +134,13 @@ def planned(environ: Mapping[str, str]) -> tuple[str, str] | None:
         return None
 
 
-def take_slice(local_rank: int, environ: MutableMapping[str, str]) -> RankSlice:
-    """Take all slices out of a rank's environment and return its own; if it is not there, read the run's plan.
-
-    Raises NumapinError if the rank has no slice.
-    """
-    name = f"{SLICE_VARIABLE}{local_rank}"
-    text = environ.get(name)
-    _remove_slices(environ)
-    if text is None:  # it did not fit there
-        found = planned(environ)
-        if found is None:
-            raise NumapinError(f"{name} is unset, and NUMAPIN_RUN_DIR has no {PLAN}", _AGAIN)
-        from numapin.plan.model import Plan
-
-        plan, path = found
-        text = slice_text(Plan.from_json(plan, source=path).ranks[local_rank])
+def take_slice(environ: MutableMapping[str, str]) -> RankSlice:
+    """Take a rank's slice out of its environment. Raises NumapinError if there is none."""
+    text = environ.pop(SLICE, "")
     try:
         return RankSlice(text)
     except (ValueError, KeyError):
-        raise NumapinError(f"{name} is not what numapin writes: {text[:60]!r}", _AGAIN) from None
+        raise NumapinError(f"{SLICE} is not what numapin writes: {text[:60]!r}", "start the run again") from None
 
 
 def read_text(path: str) -> str:

@@ -21,7 +21,6 @@ from numapin.system import calls, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Final
 
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -53,7 +52,7 @@ def main() -> None:
         os._exit(1)
 
     try:
-        own = handover.take_slice(int(local_rank), os.environ)
+        own = handover.take_slice(os.environ)
     except NumapinError as error:
         say(f"rank {local_rank} does not start: {error.message}; hint: {error.hint}")
         os._exit(1)
@@ -71,12 +70,6 @@ def main() -> None:
         binding = json.dumps(bind.as_bound(rank, applied.shortfalls).to_json())
     _record(local_rank, own.json, applied)
 
-    if program and is_stdin_script(rest):
-        # The launcher's copy of the script is opened anew: ranks that share a descriptor share its position, too.
-        script = os.open("/proc/self/fd/0", os.O_RDONLY)
-        os.dup2(script, 0)
-        os.close(script)
-
     # The hook (sitecustomize.py) writes what ends Python into torch's error file, and removes the two variables below
     # again; a wrapper that is not Python passes them on to the Python below it. The code (-c) of --run-path and of
     # `numapin.spawn`, which may put other flags before -u, writes that file itself.
@@ -86,11 +79,6 @@ def main() -> None:
         os.environ["NUMAPIN_RANK_PID"] = str(os.getpid())
     accept()
     become([program, *rest] if program else rest, binding, own.num_threads, own.nic_variables)
-
-
-def is_stdin_script(arguments: Sequence[str]) -> bool:
-    """Return whether Python, started by the launcher with these arguments, reads its script from stdin."""
-    return list(arguments[:2]) == ["-u", "-"]
 
 
 def _record(local_rank: str, planned: str, applied: bind.Applied) -> None:

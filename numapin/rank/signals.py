@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.stderr import say
 from numapin.base.text import listed, printable
 from numapin.rank import become
 from numapin.system import proc
@@ -44,7 +45,10 @@ def masks_of(pid: int) -> SignalMasks | None:
 
 
 class Mailbox:
-    """The received signals, and the ranks that have not got them yet. One per process, in its main thread."""
+    """The received signals, and the ranks that have not got them yet. One per process, in its main thread.
+
+    The handler only takes a note, so that it interrupts nothing.
+    """
 
     def __init__(self) -> None:
         self.wrapper: str | None = None
@@ -52,38 +56,31 @@ class Mailbox:
         self._pids: dict[int, int] = {}
         self._received: list[signal.Signals] = []
         self._undelivered: dict[signal.Signals, set[int]] = {}
-        self._is_delivering = False
 
-    def receive(self, number: int, frame: object = None) -> None:
-        """Handle a signal: pass it on to the ranks that have a handler."""
-        del frame
-        received = signal.Signals(number)
-        self._received.append(received)
-        if not self._is_delivering:
-            self.deliver()
-        pending = self._undelivered.get(received)
-        if pending:
-            name, ranks = received.name, listed("rank", pending)
-            where = f" in {printable(self.wrapper)} or below it" if self.wrapper else ""
-            _write(f"{name} is kept for {ranks} until a handler{where} is installed: signal.signal(signal.{name}, …)")
+    def receive(self, number: int, _: object = None) -> None:
+        """Note a signal for the ranks that have a handler."""
+        self._received.append(signal.Signals(number))
 
     def address(self, pids: Mapping[int, int]) -> None:
         """Set the ranks' process ids. Restarted ranks receive signals that were not yet delivered to all ranks."""
         self._pids = dict(pids)
-        self._received.extend(self._undelivered)  # as if received now; in one step, because a handler may change both
+        for number in self._undelivered:
+            self._undelivered[number] = set(self._pids)
 
     def deliver(self) -> None:
-        """Send every rank the signals that it has not got yet and can handle."""
-        self._is_delivering = True  # the loop takes signals that arrive meanwhile
-        try:
-            while self._received:
-                self._undelivered[self._received.pop(0)] = set(self._pids)
-            for number, ranks in list(self._undelivered.items()):
-                ranks -= {rank for rank in sorted(ranks) if self._send(self._pids[rank], number)}
-                if self._pids and not ranks:
-                    del self._undelivered[number]
-        finally:
-            self._is_delivering = False
+        """Send every rank the signals that it has not got yet and can handle; report each new one that is kept."""
+        new = []
+        while self._received:
+            new.append(self._received.pop(0))
+            self._undelivered[new[-1]] = set(self._pids)
+        for number, ranks in list(self._undelivered.items()):
+            ranks -= {rank for rank in sorted(ranks) if self._send(self._pids[rank], number)}
+            if not ranks:
+                del self._undelivered[number]
+            elif number in new:
+                where = f" in {printable(self.wrapper)} or below it" if self.wrapper else ""
+                handler = f"until a handler{where} is installed: signal.signal(signal.{number.name}, …)"
+                say(f"{number.name} is kept for {listed('rank', ranks)} {handler}")
 
     def _send(self, pid: int, number: signal.Signals) -> bool:
         """Send a signal to this child if it can handle it, else to the nearest processes below a wrapper that can.
@@ -102,15 +99,15 @@ class Mailbox:
             except ProcessLookupError:
                 continue
             except PermissionError:  # a setuid program
-                _write(f"the kernel does not let {number.name} through to process {taker}, which is another user's")
+                say(f"the kernel does not let {number.name} through to process {taker}, which is another user's")
             is_settled = True
         return is_settled
 
     def leave(self, numbers: Iterable[signal.Signals]) -> None:
-        """Stop handling these signals; one that is not delivered to all ranks yet now ends this process."""
+        """Stop handling these signals, before ranks exist; one that has come already now ends this process."""
         for number in set(numbers) & set(FORWARDED):
             signal.signal(number, signal.SIG_DFL)
-            if self._undelivered.pop(number, None) is not None:
+            if number in self._received:
                 os.kill(os.getpid(), number)
 
 
@@ -140,9 +137,3 @@ def kept_from_children(numbers: Iterable[int] = (*FORWARDED, become.SHIM)) -> It
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _write(text: str) -> None:
-    """Write to stderr without Python's buffer: the handler may have interrupted a write to it."""
-    with suppress(OSError):
-        os.write(2, f"numapin: {text}\n".encode())

@@ -44,6 +44,8 @@ from numapin.topology.discover import discover
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numapin.plan.model import Plan
+
 T = TypeVar("T")
 
 # `python -c` puts the working directory first on sys.path, where it could hide our modules. The caller's path comes
@@ -168,15 +170,15 @@ def spawn(
     for text in plan.warnings:
         warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
 
-    num_ranks, ranks = len(plan.ranks), list[RankProcess]()
+    ranks = list[RankProcess]()
     uses_torch = why_not_served(torch_folder()) is not None
-    host = OneHost(num_ranks, uses_torch=uses_torch, store_hint=_STORE_HINT)
+    host = OneHost(len(plan.ranks), uses_torch=uses_torch, store_hint=_STORE_HINT)
     with run_directory(os.environ) as run_dir, guarded(run_dir), host:
         variables = host.join().shared_variables({**os.environ, **environment})
         variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # of ports other than MASTER_PORT; see child.ask_the_caller
         handover.hand_over(plan, run_dir, variables)
         with ended_on_error(ranks, run_dir, shutdown_timeout):
-            _start(num_ranks, ranks, variables, call, descriptors)
+            _start(plan, ranks, variables, call, descriptors)
             return results_of(ranks, timeout_s=timeout)
 
 
@@ -217,7 +219,7 @@ def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> tuple[bytes
 
 
 def _start(
-    num_ranks: int, ranks: list[RankProcess], variables: Mapping[str, str], call: bytes, descriptors: Sequence[int]
+    plan: Plan, ranks: list[RankProcess], variables: Mapping[str, str], call: bytes, descriptors: Sequence[int]
 ) -> None:
     """Start the ranks, add each to `ranks`, and then let all of them load the call."""
     # multiprocessing's resource tracker, if it is running; pickling a lock starts it
@@ -228,7 +230,9 @@ def _start(
         file.write(call)
         file.flush()
         inherited = (file.fileno(), *descriptors, *(() if tracker is None else (tracker,)))
-        for local_rank in range(num_ranks):
+        for planned in plan.ranks:
+            local_rank = planned.local_rank
+            numbers = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
             ours, theirs = socket.socketpair()
             own = map(str, (-1 if tracker is None else tracker, theirs.fileno(), file.fileno()))
             try:
@@ -237,7 +241,7 @@ def _start(
                     python,
                     python,
                     [*flags, "-u", "-c", _CHILD, *own],
-                    {**variables, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))},
+                    {**variables, **numbers, handover.SLICE: handover.slice_text(planned)},
                     pass_fds=(theirs.fileno(), *inherited),
                     stdin=subprocess.DEVNULL,
                 )

@@ -94,17 +94,6 @@ def test_mpirun_needs_nothing_else(two_machines: tuple[Machine, Machine], tmp_pa
 
 
 @pytest.mark.netns
-def test_variables_of_another_manager(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
-    """With the variables and the file of PBS and MPICH, two launchers need nothing else."""
-    (tmp_path / "nodes").write_text("numapin1\nnumapin2\n")
-    environ = {"PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1", "PBS_JOBID": "7.head"}
-    environ["PBS_NODEFILE"] = str(tmp_path / "nodes")
-    variables = [environ | {"PMI_RANK": str(number)} for number in (0, 1)]
-    run_on_each(two_machines, tmp_path, "--nproc-per-node=1", variables=variables, probe=("--alone",))
-    assert [(rank["rank"], rank["host"]) for rank in ranks_in(tmp_path)] == [(0, "numapin1"), (1, "numapin2")]
-
-
-@pytest.mark.netns
 def test_pods_of_a_pytorchjob(tmp_path: Path) -> None:
     """They need no option with the variables of the training operator 1.9: pkg/controller.v1/pytorch/envvar.go."""
     require(*NAMESPACES, namespaces=True)

@@ -91,18 +91,3 @@ def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_pa
     assert sorted(rank["host"] for rank in after) == ["numapin1", "numapin2"]
     # It was started again, after its failure or because the machine came back before that.
     assert len({rank["pid"] for rank in (*before, *after) if rank["host"] == "numapin1"}) == 2
-
-
-def test_a_job_goes_on_with_the_machines_that_there_are(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
-    """With --nnodes 1:2 the job continues on one machine when the other is lost, and on both when it is back."""
-    job = _Job(tmp_path, *_meeting(two_machines[0], nodes="1:2", ranks=1), "--max-restarts=3", QUICK)
-    stays, lost = (job.start(machine) for machine in two_machines)
-    together = job.met(2, known=[])
-    known = ranks_in(tmp_path)
-    two_machines[1].lose_power()
-    assert lost.wait(timeout=240) != 0
-    (alone,) = job.met(1, known=known)
-    assert (alone["host"], alone["rank"]) == ("numapin1", 0)
-    back = job.start(two_machines[1])
-    job.met(2, known=together)
-    job.end(stays, back)

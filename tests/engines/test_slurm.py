@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,31 +115,6 @@ def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Pat
     _wait_for(cluster, job, tmp_path, "resumed-*", number=2)
     assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
     assert [(tmp_path / f"resumed-{rank}").read_text() for rank in (0, 1)] == ["turn 0 then turn 1"] * 2
-
-
-def test_the_example_saves_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    """train_checkpoint.py survives a SIGUSR1 that srun sends to every process, including DataLoader workers.
-
-    This is a script of the form "node". The job never ends by itself, so the signal cannot come too late.
-    """
-    shape = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue")
-    program = (str(HERE.parents[1] / "examples" / "train_checkpoint.py"), "--epochs", "99999")
-    script = numapin("job", "slurm", *shape, *program)
-    job = cluster.submit(script.out, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
-    _wait_for(cluster, job, tmp_path, "checkpoint.pt", number=1)
-    assert cluster.call("scancel", "--batch", "--signal=USR1", job, folder=tmp_path).status == 0
-    again = wait_until(lambda: " Restarts=1 " in cluster.shown(job), limit_s=240)
-    assert again, output_in(tmp_path) + cluster.logs()
-
-    def epochs() -> list[float]:
-        return [float(epoch) for epoch in re.findall(r"^epoch ([0-9.]+):", output_in(tmp_path), re.MULTILINE)]
-
-    before = len(epochs())
-    assert wait_until(lambda: len(epochs()) > before, limit_s=240), output_in(tmp_path) + cluster.logs()
-    assert cluster.call("scancel", job, folder=tmp_path).status == 0
-    assert cluster.ended(job, folder=tmp_path) == "CANCELLED"
-    found = epochs()
-    assert all(int(epoch) < following <= int(epoch) + 1 for epoch, following in pairwise(found)), found
 
 
 @pytest.mark.parametrize("form", ["node", "task"])

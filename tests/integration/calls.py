@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -148,25 +147,6 @@ def listeners(port: int) -> set[tuple[str, str]]:
 
 def raise_port() -> NoReturn:
     raise LookupError(os.environ["MASTER_PORT"])
-
-
-def knock(*users: int) -> list[str]:
-    """Return for each user whether the ranks' store has "answered" or "closed" the connection; else what went wrong."""
-    code = (
-        "import encodings.idna, os, socket, struct, sys\n"  # the user may be unable to read Python's own files
-        "os.setgroups([]); os.setuid(int(sys.argv[1]))\n"
-        "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT']))\n"
-        "store.settimeout(60)\n"
-        "try:\n"
-        "    store.sendall(b'\\0' + struct.pack('=I', 0x3C85F7CE) + b'\\7')  # asks for the number of keys\n"
-        "    print('answered' if store.recv(8) else 'closed', end='')\n"
-        "except ConnectionError: print('closed', end='')"
-    )
-    python = [sys.executable, "-I", "-S", "-c", code]
-    done = [
-        subprocess.run([*python, str(user)], cwd="/", capture_output=True, check=False, text=True) for user in users
-    ]
-    return [each.stdout or each.stderr for each in done]
 
 
 def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:

@@ -35,10 +35,9 @@ def wait_for(pattern, count=1):
 """
 
 
-def meeting(*, port: int | None = None) -> list[str]:
-    """Return the options with which launchers meet on this host, whose name torchrun would look up."""
-    endpoint = f"127.0.0.1:{free_port() if port is None else port}"
-    address = ("--rdzv-endpoint", endpoint, "--local-addr", "127.0.0.1", "--rdzv-id", "job")
+def meeting() -> list[str]:
+    """Return the options with which launchers meet on this host, whose name torch would look up."""
+    address = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1", "--rdzv-id", "job")
     return ["--rdzv-backend", "c10d", *address]
 
 
@@ -56,27 +55,24 @@ class Job:
     started: ClassVar[list[Job]] = []
     forks: ClassVar[bool] = True
 
-    def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
-        self.folder, self.launcher, self.token = folder, launcher, str(uuid.uuid4())
+    def __init__(self, folder: Path, options: list[str], text: str, **variables: str) -> None:
+        self.folder, self.token = folder, str(uuid.uuid4())
         # Not in the test's folder: multiprocessing puts its sockets here, and their names are limited to 107 bytes.
         self.temporary = Path(tempfile.gettempdir(), f"np{zlib.crc32(bytes(folder)):08x}")
         self.marks = folder / "marks"
         for path in (folder, self.marks, self.temporary):
             path.mkdir(exist_ok=True)
         ours = ["--bind", "exclusive" if CPUS > 1 else "node", "--quiet"]
-        command = ["run", *ours] if launcher == "numapin" else []
-        if launcher == "torchrun" and "--rdzv-endpoint" not in options:
-            command += meeting(port=0)
         self.shared_before = _in_shared_memory()
         changes = {"TMPDIR": str(self.temporary), "FAULT_TOKEN": self.token, "CUDA_VISIBLE_DEVICES": ""} | variables
         line = CommandLine(
-            module="numapin" if launcher == "numapin" else "torch.distributed.run",
-            arguments=(*command, *options, script(folder, PRELUDE + text), str(self.marks)),
+            module="numapin",
+            arguments=("run", *ours, *options, script(folder, PRELUDE + text), str(self.marks)),
             environ=environment(**changes),
             cwd=str(Path.cwd()),
             new_session=True,  # a session of its own stands for a host
         )
-        is_slow = launcher == "torchrun" or "--nnodes" in options  # it imports torch
+        is_slow = "--nnodes" in options  # it imports torch
         self.process = start(line, err=folder / f"err-{self.token}", fork=self.forks and is_slow)
         self.started.append(self)
 
@@ -101,8 +97,7 @@ class Job:
 
     def leftovers(self) -> str:
         pids = {pid for *_, pid in self.marked("*")}
-        patience_s = LIMIT_S if self.launcher == "numapin" else 3.0
-        wait_until(self._has_ended, limit_s=patience_s)
+        wait_until(self._has_ended, limit_s=LIMIT_S)
         left = self.processes()
         facts = [f"{len(left)} process{'es' if len(left) > 1 else ''} left" if left else "no process left"]
         names = _in_shared_memory() - self.shared_before
@@ -146,11 +141,7 @@ class Job:
             left = [run for run in runs if run.exists()]
             has_reports = left and all((run / handover.REPORT).exists() for run in left)
             yield f"run folder {'with the report' if has_reports else 'left' if left else 'until the next run'}"
-        names = {
-            path.name.partition("_")[0] for path in self.temporary.iterdir() if path.name.startswith("torchelastic")
-        }
-        yield from ("a folder in /tmp left" for _ in names)
-        others = {p.name for p in self.temporary.iterdir() if not p.name.startswith(("torchelastic", "numapin-"))}
+        others = {p.name for p in self.temporary.iterdir() if not p.name.startswith("numapin-")}
         yield from sorted({f"{name.partition('-')[0]}-* left" for name in others})
 
     def _is_ours(self, pid: int) -> bool:

@@ -17,11 +17,10 @@ from numapin.cli.main import numapin
 from numapin.cli.run import _loaders_reported
 from numapin.compare.campaign import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command
-from numapin.launcher import fixed_hosts, hosts, run_folder
+from numapin.launcher import run_folder
 from numapin.launcher.options import TORCHRUN_OPTIONS
 from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory
-from numapin.launcher.store_server import listen
 from numapin.observe import node
 from numapin.observe.node import NodeFollower, running_folders
 from numapin.rank import handover, hook_env

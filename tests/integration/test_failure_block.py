@@ -126,7 +126,6 @@ SCENARIOS = {
         text=f"{_ALONE}{WITHOUT_GARBAGE}from torch.distributed.elastic.multiprocessing.errors import record\n"
         f"{_STEP}\nrecord(main)()\n"
     ),
-    "`sys.exit(3)`": Scenario(text=f"{_ALONE}sys.exit(3)\n"),
     OOM: Scenario(
         text=f"{_ALONE}x = bytearray(b'x') * {2 * MEMORY_BYTES}\n",
         command=("sh", "-c", 'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh"),
@@ -387,16 +386,6 @@ def test_logs_on_a_file_system_without_a_size(tmp_path: Path) -> None:
     done = call(*mount, *NUMAPIN, "run", "--redirects", "3", "--log-dir", "logs", path, cwd=tmp_path)
     assert "  failed  exit status 3" in done.err
     assert "  likely" not in done.err
-
-
-def test_below_another_elastic_launcher(tmp_path: Path) -> None:
-    """The error of a rank reaches the error file that another launcher gave to numapin."""
-    file = tmp_path / "outer.json"
-    done = numapin("run", "--quiet", script(tmp_path, FAILS), TORCHELASTIC_ERROR_FILE=str(file))
-    assert done.status == 1
-    message = json.loads(file.read_text())["message"]
-    assert message["errorCode"] == 1
-    assert message["message"].startswith("ValueError: ")
 
 
 UNTOUCHED = """

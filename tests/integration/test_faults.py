@@ -1,6 +1,6 @@
 """The outcome of a job when something fails. These tests write the table in faults.md.
 
-`NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, and runs torchrun for comparison.
+`NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, but for the column of torchrun.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.integration.faulty import LIMIT_S, Job, JobFromTheStart, handles, meeting, status_of
 from tests.integration.launching import TORCH_QUICKLY
@@ -53,11 +52,10 @@ __attribute__((constructor)) static void stall(void) {
 """
 
 
-def exits(folder: Path, launcher: str) -> Facts:
+def exits(folder: Path) -> Facts:
     """A rank exits with 1, before and after its restart."""
     job = Job(
         folder,
-        launcher,
         [*TWO, "--max-restarts", "1"],
         "mark('here'); wait_for(f'here.*.{restart}.*', 2); sys.exit(rank == '1') if rank == '1' else time.sleep(300)",
     )
@@ -65,17 +63,15 @@ def exits(folder: Path, launcher: str) -> Facts:
     return restarts(job), status_of(status), job.leftovers()
 
 
-def shim_killed(folder: Path, launcher: str) -> Facts:
+def shim_killed(folder: Path) -> Facts:
     """A shim gets SIGKILL before it becomes the script; one restart is allowed."""
-    if launcher == "torchrun":
-        return ("has no shim",)
     compiler = fake.compiler() or pytest.skip("no C compiler on PATH; type: apt-get install gcc libc6-dev")
     folder.mkdir()
     library, mark = folder / "stall.so", folder / "stalled"
     (folder / "stall.c").write_text(STALL)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "stall.c"], check=True)
     variables = {"LD_PRELOAD": str(library), "STALL_MARK": str(mark)}
-    job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], "mark('here'); restart or time.sleep(300)", **variables)
+    job = Job(folder, [*TWO, "--max-restarts", "1"], "mark('here'); restart or time.sleep(300)", **variables)
     assert wait_until(lambda: mark.exists() and mark.read_text().isdecimal(), limit_s=LIMIT_S), job.err
     os.kill(int(mark.read_text()), signal.SIGKILL)
     status = job.wait()
@@ -83,7 +79,7 @@ def shim_killed(folder: Path, launcher: str) -> Facts:
     return "1 restart", status_of(status), job.leftovers()
 
 
-def launcher_killed(folder: Path, launcher: str) -> Facts:
+def launcher_killed(folder: Path) -> Facts:
     """The launcher gets SIGKILL; each rank has a DataLoader worker."""
     text = (
         f"{TORCH_QUICKLY}from torch.utils.data import DataLoader\n"
@@ -92,21 +88,21 @@ def launcher_killed(folder: Path, launcher: str) -> Facts:
         "    def __getitem__(self, i): time.sleep(0.05); return i\n"
         "for batch in DataLoader(Slow(), num_workers=1): mark('here')\n"
     )
-    job = Job(folder, launcher, TWO, text)
+    job = Job(folder, TWO, text)
     job.await_marks("here", 2)
     job.process.kill()
     status = job.wait()
     return status_of(status), job.leftovers()
 
 
-def host_killed(folder: Path, launcher: str) -> Facts:
+def host_killed(folder: Path) -> Facts:
     """One of two hosts loses its whole launcher session to SIGKILL (`--nnodes 1:2`)."""
     text = (
         "mark(f'world{world}')\n"
         "wait_for('gone')\n"
         "sys.exit(world == '2')  # a collective fails where the other host is gone\n"
     )
-    first, second = pair(folder, launcher, text)
+    first, second = pair(folder, text)
     os.killpg(second.process.pid, signal.SIGKILL)
     second.wait()
     lost = second.leftovers()
@@ -117,7 +113,7 @@ def host_killed(folder: Path, launcher: str) -> Facts:
     return f"lost host: {lost}", f"the other continues: {status_of(status)}", first.leftovers()
 
 
-def hangs(folder: Path, launcher: str) -> Facts:
+def hangs(folder: Path) -> Facts:
     """A rank hangs and ignores SIGTERM; a collective of the other rank times out (`--shutdown-timeout 2`)."""
     text = (
         f"{TORCH_QUICKLY}from datetime import timedelta\nimport torch.distributed as dist\n"
@@ -126,12 +122,12 @@ def hangs(folder: Path, launcher: str) -> Facts:
         "wait_for('hangs.*')\n"
         "dist.monitored_barrier(timeout=timedelta(seconds=1))\n"
     )
-    job = Job(folder, launcher, [*TWO, "--shutdown-timeout", "2"], text)
+    job = Job(folder, [*TWO, "--shutdown-timeout", "2"], text)
     job.await_marks("hangs", 1)
     return ended_within(job, 20), status_of(job.wait()), job.leftovers()
 
 
-def dying(folder: Path, launcher: str) -> Facts:
+def dying(folder: Path) -> Facts:
     """A rank exits with 1 and the other is killed at once (`--shutdown-timeout 0`); one restart is allowed."""
     text = (
         "mark('here')\n"
@@ -140,7 +136,7 @@ def dying(folder: Path, launcher: str) -> Facts:
         "memory = b'x' * (1 << 30)  # takes its time to go, as a GPU's does\n"
         "mark('holds'); time.sleep(300)\n"
     )
-    job = Job(folder, launcher, [*TWO, "--max-restarts", "1", "--shutdown-timeout", "0"], text)
+    job = Job(folder, [*TWO, "--max-restarts", "1", "--shutdown-timeout", "0"], text)
     job.await_marks("holds", 1)
     pid = job.marked("holds")[0][2]
     assert wait_until(lambda: bool(job.marked("here", restart=1)), limit_s=LIMIT_S), job.err
@@ -150,14 +146,14 @@ def dying(folder: Path, launcher: str) -> Facts:
     return restarts(job), there, status_of(status), job.leftovers()
 
 
-def terminated(folder: Path, launcher: str) -> Facts:
+def terminated(folder: Path) -> Facts:
     """The launcher gets SIGTERM; one rank saves for 1 s, one ignores it (`--shutdown-timeout 4`)."""
     text = (
         "def save(*_): time.sleep(1); mark('saved'); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save if rank == '0' else signal.SIG_IGN)\n"
         "mark('here'); time.sleep(300)\n"
     )
-    job = Job(folder, launcher, [*TWO, "--shutdown-timeout", "4"], text)
+    job = Job(folder, [*TWO, "--shutdown-timeout", "4"], text)
     job.await_marks("here", 2)
     job.process.terminate()
     ended = ended_within(job, 25)
@@ -174,19 +170,16 @@ SIGNALLED = (
 )
 
 
-def signalled(folder: Path, launcher: str) -> Facts:
+def signalled(folder: Path) -> Facts:
     """The launcher gets SIGUSR1 while it starts, SIGUSR1 while the ranks run, and SIGUSR2, which no rank handles."""
-    job = JobFromTheStart(folder, launcher, TWO, SIGNALLED)
-    if launcher == "numapin":
-        assert wait_until(lambda: handles(job.process.pid, signal.SIGUSR1), limit_s=LIMIT_S), job.err
-        job.process.send_signal(signal.SIGUSR1)
-        job.await_marks("usr1", 2)
+    job = JobFromTheStart(folder, TWO, SIGNALLED)
+    assert wait_until(lambda: handles(job.process.pid, signal.SIGUSR1), limit_s=LIMIT_S), job.err
+    job.process.send_signal(signal.SIGUSR1)
+    job.await_marks("usr1", 2)
     job.await_marks("worker", 2)
     job.await_marks("here", 2)
     workers = {pid for *_, pid in job.marked("worker")}
     job.process.send_signal(signal.SIGUSR1)
-    if launcher == "torchrun":
-        return status_of(job.wait()), job.leftovers()
     job.await_marks("usr2", 2)
     job.process.send_signal(signal.SIGUSR2)
     assert wait_until(lambda: "SIGUSR2 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
@@ -199,37 +192,10 @@ def signalled(folder: Path, launcher: str) -> Facts:
     return facts, status_of(status), job.leftovers()
 
 
-RESTARTED = (
-    "if restart == 0: mark('here'); wait_for('sent'); sys.exit(1)\n"
-    "signal.signal(signal.SIGUSR1, lambda *_: mark('usr1'))\n"
-    "mark('here'); wait_for('end')\n"
-)
-
-
-def signalled_at_restart(folder: Path, launcher: str) -> Facts:
-    """The launcher gets SIGUSR1 between the end of its rank and the restart (`--nnodes 1:2`)."""
-    elastic = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=3", "--max-restarts", "1", "--nproc-per-node", "1"]
-    job = Job(folder, launcher, [*meeting(port=0), *elastic], RESTARTED)
-    job.await_marks("here", 1)
-    job.marks.joinpath("sent").touch()
-    assert wait_until(lambda: job.processes() == [job.process.pid], limit_s=LIMIT_S), job.err
-    time.sleep(0.5)  # the launcher has seen it too, and waits for hosts that may join
-    job.process.send_signal(signal.SIGUSR1)
-    if launcher == "torchrun":
-        return status_of(job.wait()), job.leftovers()
-    job.await_marks("usr1", 1)
-    job.marks.joinpath("end").touch()
-    status = job.wait()
-    assert len(job.marked("usr1", restart=1)) == 1
-    return restarts(job), "then each rank received it once", status_of(status), job.leftovers()
-
-
-def gpu_lost(folder: Path, launcher: str) -> Facts:
+def gpu_lost(folder: Path) -> Facts:
     """A GPU is lost before its rank restarts; one host."""
-    if launcher == "torchrun":
-        return ("does not check",)
     data, variables = with_gpus(folder, 2)
-    job = Job(folder, launcher, ["--max-restarts", "3"], "mark('here'); wait_for('gone'); sys.exit(1)", **variables)
+    job = Job(folder, ["--max-restarts", "3"], "mark('here'); wait_for('gone'); sys.exit(1)", **variables)
     job.await_marks("here", 2)
     data.write_text(fake.render(gpus(1)))
     job.marks.joinpath("gone").touch()
@@ -238,13 +204,11 @@ def gpu_lost(folder: Path, launcher: str) -> Facts:
     return restarts(job), "reported", status_of(status), job.leftovers()
 
 
-def gpu_lost_elsewhere(folder: Path, launcher: str) -> Facts:
+def gpu_lost_elsewhere(folder: Path) -> Facts:
     """A GPU is lost before its rank restarts; two hosts (`--nnodes 1:2`)."""
-    if launcher == "torchrun":
-        return ("does not check",)
     data, variables = with_gpus(folder, 1)
     text = "mark(f'world{world}'); wait_for('gone'); sys.exit(world == '2')"
-    first, second = pair(folder, launcher, text, **variables)
+    first, second = pair(folder, text, **variables)
     data.write_text(fake.render([]))
     first.marks.joinpath("gone").touch()
     left, status = second.wait(), first.wait()
@@ -253,23 +217,23 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> Facts:
     return f"its host: reported, {status_of(left)}", f"the other continues: {status_of(status)}", first.leftovers()
 
 
-FAULTS: tuple[Callable[[Path, str], Facts], ...] = (
+FAULTS: tuple[Callable[[Path], Facts], ...] = (
     *(exits, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
-    *(gpu_lost_elsewhere, signalled_at_restart, dying),
+    *(gpu_lost_elsewhere, dying),
 )
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_outcome_is_the_documented_one(
-    tmp_path: Path, fault: Callable[[Path, str], Facts], request: pytest.FixtureRequest
+    tmp_path: Path, fault: Callable[[Path], Facts], request: pytest.FixtureRequest
 ) -> None:
     """After each fault the job ends or continues as faults.md says, and leaves behind only what it says."""
     if "gpu" in fault.__name__:
         request.getfixturevalue("fake_nvml")
     try:
-        seen, rows, name = "; ".join(fault(tmp_path / "numapin", "numapin")), read_rows(), name_of(fault)
+        seen, rows, name = "; ".join(fault(tmp_path / "job")), read_rows(), name_of(fault)
         if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-            rows[name] = (seen, "; ".join(fault(tmp_path / "torchrun", "torchrun")))
+            rows[name] = (seen, rows.get(name, ("", "not tried"))[1])
             write_rows(rows)
     finally:
         while Job.started:
@@ -285,7 +249,7 @@ def restarts(job: Job) -> str:
     """Describe how often the ranks were restarted, and whether they were bound as before."""
     number = max(restart for _, restart, _ in job.marked("here"))
     words = "no restart" if not number else f"{number} restart{'s' if number > 1 else ''}"
-    if number and job.launcher == "numapin":
+    if number:
         kept = list(job.temporary.glob("numapin-*"))  # removed with the folder of a successful run
         words += (", same binding" if job.same_binding() else ", another binding") if kept else ""
     return words
@@ -298,17 +262,15 @@ def ended_within(job: Job, limit_s: int) -> str:
     return f"ended within {limit_s if time.monotonic() - start < limit_s else 60} s"
 
 
-def pair(folder: Path, launcher: str, text: str, **second: str) -> tuple[Job, Job]:
+def pair(folder: Path, text: str, **variables: str) -> tuple[Job, Job]:
     """Start two hosts of one job, one rank each; return them once the ranks of both are in one world."""
     options = [
         *(*meeting(), "--nproc-per-node", "1", "--nnodes", "1:2", "--max-restarts", "3"),
         *("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6,read_timeout=60"),
     ]
-    if launcher == "torchrun":  # with the shared store, a host that joins later waits forever (torch 2.13)
-        second["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    one = Job(folder, launcher, options, text, **({} if launcher == "numapin" else second))
+    one = Job(folder, options, text)
     one.await_marks("world1", 1)  # the store exists, and belongs to this host
-    two = Job(folder, launcher, options, text, **second)
+    two = Job(folder, options, text, **variables)
     two.await_marks("world2", 2)
     return one, two
 
@@ -334,7 +296,7 @@ def with_gpus(folder: Path, count: int) -> tuple[Path, dict[str, str]]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def name_of(fault: Callable[[Path, str], Facts]) -> str:
+def name_of(fault: Callable[[Path], Facts]) -> str:
     return (fault.__doc__ or "").strip().removesuffix(".")
 
 
@@ -344,8 +306,7 @@ def read_rows() -> dict[str, tuple[str, str]]:
 
 
 def write_rows(rows: dict[str, tuple[str, str]]) -> None:
-    """Write the table and keep the text around it, in which only torch's version may be another."""
+    """Write the table and keep the text around it."""
     before, line, after = TABLE.read_text().partition("|---|---|---|\n")
-    before = re.sub(r"of torch [\d.]+\d", f"of torch {torch.__version__.partition('+')[0]}", before)
     lines = [f"| {name} | {' | '.join(rows[name])} |\n" for name in map(name_of, FAULTS) if name in rows]
     TABLE.write_text("".join([before, line, *lines, "\n", after.partition("|\n\n")[2]]))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ import pytest
 
 from tests.integration.faulty import PRELUDE
 from tests.integration.launching import NUMAPIN, environment, free_port, script
-from tests.integration.seam import fixed_hosts, main
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -239,18 +235,6 @@ def test_hosts_that_contradict_each_other(folder: Path, others: tuple[tuple[int,
         job.start(number, of=of)
     job.assert_ends(1, *(1 for _ in others))
     assert all(problem in job.err(launcher) for launcher in range(len(job.launchers)))
-
-
-def test_another_host_0(folder: Path) -> None:
-    """Host 0 and what claims to be host 0, too, which cannot be a launcher because the port is taken, are told so."""
-    job = Job(folder)
-    job.start(0)
-    job.await_listening()
-    with socket.create_connection(("127.0.0.1", job.port)) as caller:
-        caller.sendall(GREETING + hello(0))
-        job.assert_ends(1)
-        assert "two hosts have the number 0: " in caller.makefile().read()
-    assert "two hosts have the number 0: " in job.err(0)
 
 
 def test_a_port_in_use(folder: Path) -> None:
@@ -481,39 +465,6 @@ def test_what_follows_the_end_of_host_0(
     assert said == "" or f"host 0 ({HOST}) failed {said}" in job.err(1), job.err(1)
 
 
-def test_few_descriptors(folder: Path) -> None:
-    """If the launcher of host 0 can open no more, the connection that has said nothing for longest gives way."""
-    job = Job(folder)
-    module = f"import importlib; importlib.import_module({fixed_hosts.__name__!r})._GREETING_S = 900.0"  # none is late
-    start = f"{module}; importlib.import_module({main.__module__!r}).main()"
-    launcher = job.start(0, program=(sys.executable, "-c", start))
-    job.await_listening()
-    open_now = len([*Path(f"/proc/{launcher.pid}/fd").iterdir()])
-    resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (open_now + 8, open_now + 8))
-    with ExitStack() as silent:
-        for _ in range(40):
-            silent.enter_context(socket.create_connection(("127.0.0.1", job.port)))
-        job.start(1)
-        job.assert_ends(0, 0)
-
-
-def test_news_in_the_packet_of_the_place(folder: Path) -> None:
-    """A launcher that gets its place and a stop at once stops."""
-    job = Job(folder, STAY)
-    with socket.create_server(("127.0.0.1", job.port)) as host_0:
-        job.start(1)
-        host_0.settimeout(LIMIT_S)
-        with host_0.accept()[0] as caller:
-            caller.sendall(GREETING)
-            told = caller.makefile()
-            told.readline()
-            assert '"hello"' in told.readline()
-            places = {"first_rank": 1, "world_size": 2, "first_role_rank": 1, "role_size": 2}
-            place = line(kind="place", **places, run_id="1", name="n")
-            caller.sendall(place + line(kind="stopped", host=0, name="n", signal=int(signal.SIGTERM)))
-            job.assert_ends(143)
-
-
 def test_two_jobs_on_one_port(folder: Path) -> None:
     """A launcher that a resource manager has started for another job is refused, and host 0 waits for its own."""
     job = Job(folder)
@@ -535,53 +486,3 @@ def test_two_jobs_on_one_port(folder: Path) -> None:
     assert "in 2 s" in job.err(1), "host 0 of its own job may have come"
     job.start(1, SLURM_JOB_ID="1", SLURM_NODEID="1", **slurm)
     job.assert_ends(0, 1, 0)
-
-
-def test_a_launcher_says_bye_twice(folder: Path) -> None:
-    """It counts once."""
-    job = Job(folder, "mark('ready'); wait_for('said')")
-    job.start(0)
-    job.await_listening()
-    with socket.create_connection(("127.0.0.1", job.port)) as caller:
-        caller.sendall(GREETING + hello(1))
-        job.await_marks("ready", 1)
-        caller.sendall(line(kind="bye") * 2)
-        time.sleep(1)
-        (folder / "said").touch()
-        job.assert_ends(0)
-
-
-def test_addresses_that_do_not_answer(folder: Path) -> None:
-    """Together they take no longer than one of them: the first attempt uses the time up, and no other is made."""
-    job = Job(folder)
-    addresses = [f"127.0.0.{number}" for number in range(1, 6)]
-    with socket.create_server(("127.0.0.1", job.port), backlog=0), ExitStack() as opened:
-        for _ in range(3):  # fills the queue, so the kernel drops what follows
-            waiting = opened.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(("127.0.0.1", job.port))
-        others = [opened.enter_context(socket.create_server((address, job.port))) for address in addresses[1:]]
-        job.start(1, f"--master-addr={','.join(addresses)}", "--rdzv-conf=join_timeout=2")
-        job.assert_ends(1)
-        for other in others:
-            other.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                other.accept()
-    assert f"host 0 did not answer at {','.join(addresses)} port {job.port} in 2 s: " in job.err(0)
-
-
-def test_waiting_for_many_hosts_is_cheap(folder: Path) -> None:
-    """Host 0 lists the missing ones only when it names them."""
-    job = Job(folder)
-    launcher = job.start(0, of=65536)
-    job.await_listening()
-
-    def cpu_s() -> float:
-        fields = Path(f"/proc/{launcher.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    before_s = cpu_s()
-    time.sleep(2)
-    assert cpu_s() - before_s < 0.2
-    launcher.terminate()
-    job.assert_ends(143)

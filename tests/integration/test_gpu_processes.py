@@ -79,7 +79,7 @@ def assert_given_back(job: Job, before: list[int]) -> None:
 def start(folder: Path, num_ranks: int, *options: str, then: str) -> Job:
     """Start a job whose ranks hold most of their GPUs, and wait until they do."""
     command = ["--nproc-per-node", str(num_ranks), *options]
-    job = Job(folder, "numapin", command, HOLDS + then, CUDA_VISIBLE_DEVICES=",".join(UUIDS))
+    job = Job(folder, command, HOLDS + then, CUDA_VISIBLE_DEVICES=",".join(UUIDS))
     job.await_marks("holds", num_ranks)
     return job
 

@@ -23,7 +23,6 @@ from tests.integration.seam import NicKind, run_directory, write_json
 from tests.jobs.cases import HOSTILE_ARGUMENTS
 from tests.pictures import golden_machine
 from tests.terminals import FORGED, HOSTILE, Shown, on_terminal
-from tests.trace.made import loop
 
 if TYPE_CHECKING:
     from numapin import Plan
@@ -98,8 +97,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (made / FILE).write_text(json.dumps(topology.to_json()))
     (made / "plan.json").write_text(json.dumps(_hostile(make_plan(topology, Request())).to_json()))
-    here = discover(environ={"CUDA_VISIBLE_DEVICES": ""})
-    (made / "own.json").write_text(json.dumps(_hostile(make_plan(here, Request(num_ranks=1))).to_json()))
     (made / "bad.json").write_text(json.dumps({"schema": HOSTILE, HOSTILE: HOSTILE}))
     (made / f"{FILE}.py").write_text(_FAILING)
     return made
@@ -140,22 +137,6 @@ def test_machine(folder: Path) -> None:
     assert json.loads(told.text)["gpus"][0]["name"] == HOSTILE
     assert json.loads(saved.read_text())["nics"][1]["name"] == f"é{HOSTILE}"
     assert all(line.isprintable() for file in (saved, page) for line in file.read_text().split("\n"))
-
-
-def test_exec(folder: Path) -> None:
-    """Warnings, the plan's reason and file, and an unknown command are printed as lines of visible characters."""
-    plan, alone = ("--plan", str(folder / "own.json")), {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
-    done, missing, strict = shown(
-        ("exec", *plan, "--verbose", "--", "true"),
-        ("exec", *plan, "--", HOSTILE),
-        ("exec", *plan, "--strict", "--", "true"),
-        cwd=None,
-        **alone,
-    )
-    assert (done.status, missing.status, strict.status) == (0, 127, 5)
-    assert "rank 0: the reason: <b>a" in done.text
-    (done,) = shown(("exec", "--verbose", "--", "true"), LOCAL_RANK=HOSTILE, OMP_NUM_THREADS=HOSTILE)
-    assert done.status in (0, 2)
 
 
 def test_doctor(folder: Path) -> None:
@@ -292,35 +273,3 @@ def test_job(folder: Path) -> None:
         assert (screen[:command], screen[command + 1 :]) == (written[:command], written[command + 1 :])
     *_, job = yaml.safe_load_all(files[-1].read_text())
     assert HOSTILE in job["spec"]["template"]["spec"]["containers"][0]["args"]
-
-
-def test_trace(folder: Path) -> None:
-    """Names of kernels, operators, files, a rank's reason and the output folder are printed visibly."""
-    made = loop(steps=4, wait=300, copy=200, compute=500, memory="Pageable")
-    made.kernel(10, 5, name=HOSTILE)
-    for event in made.events:
-        if event["cat"] == "cpu_op":
-            event["name"] = HOSTILE
-    traces, output = folder / "traces", folder / f"{FILE}out"
-    traces.mkdir()
-    (traces / "rank-0.trace.json").write_text(json.dumps(made.content(rank=0, step_unit=HOSTILE)))
-    (traces / f"rank-1{FILE}.trace.json").write_text(HOSTILE)
-    (traces / "rank-2.json").write_text(json.dumps({"rank": HOSTILE, "reason": HOSTILE, "num_steps": HOSTILE}))
-    alone = folder / f"alone{FILE}"
-    alone.write_text(json.dumps(made.content(rank=None)))
-    read, _, other = shown(
-        ("trace", "--read", str(traces), "--output", str(output)),
-        ("trace", "--read", str(traces), "--json"),
-        ("trace", "--read", str(alone)),
-    )
-    assert (read.status, other.status) == (0, 0)
-    assert "]0;owned" in read.text
-    assert all(line.isprintable() for line in (output / "report.json").read_text().split("\n"))
-
-
-def test_uncaught_error_of_spawn() -> None:
-    """Errors and warnings of `numapin.spawn`, which Python prints itself, have visible characters only."""
-    code = "import sys, numapin; numapin.spawn(print, num_ranks=1, gpu_nodes={sys.argv[1]: 0})"
-    done = on_terminal([sys.executable, "-c", code, HOSTILE])
-    assert done.problems() == [], done.raw
-    assert "UsageError" in done.text

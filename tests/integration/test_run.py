@@ -103,16 +103,12 @@ class TestBinding:
 
     def test_dollar_signs_are_torchruns(self, tmp_path: Path) -> None:
         """Arguments get the rank's number and "$" as in torchrun, program names stay; --dry-run shows the same."""
-        path = script(tmp_path, "import sys; print(sys.argv[1:])", "p$$q.py")
-        options = ["--nproc-per-node", "1", "--no-python", "python3", path, "cost$$5", "$local_rank"]
-        ours, theirs = numapin("run", *options), torchrun(*options)
-        assert ours.out == theirs.out
         program = tmp_path / "tool$$x"
         program.write_text('#!/bin/sh\necho "$@"\n')
         program.chmod(0o755)
-        options = ["--nproc-per-node", "1", "--no-python", str(program), "a$$b"]
-        assert numapin("run", *options).out == torchrun(*options).out == "a$b\n"
-        assert numapin("run", "--dry-run", *options).out.endswith("tool$$x' 'a$b'\n")
+        options = ["--nproc-per-node", "1", "--no-python", str(program), "a$$b", "$local_rank"]
+        assert numapin("run", *options).out == torchrun(*options).out == "a$b 0\n"
+        assert numapin("run", "--dry-run", *options).out.endswith("tool$$x' 'a$b' 0\n")
 
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
     def test_stderr_that_cannot_be_written(self, tmp_path: Path, redirect: str) -> None:
@@ -140,12 +136,10 @@ def test_a_refusal_that_was_not_foreseen(tmp_path: Path) -> None:
     """A rank reports a refusal that the rehearsal did not meet, and its program sees it in its binding."""
     plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
     plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
-    handed_over: dict[str, str] = {}
-    handover.hand_over(Plan.from_json(json.dumps(plan)), str(tmp_path), handed_over)
     shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
     done = call(
         *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
-        NUMAPIN_SLICE_0=handed_over["NUMAPIN_SLICE_0"],
+        NUMAPIN_SLICE=handover.slice_text(Plan.from_json(json.dumps(plan)).ranks[0]),
         NUMAPIN_RUN_DIR=str(tmp_path),
         RANK="0",
         TORCHELASTIC_RESTART_COUNT="0",
@@ -154,7 +148,7 @@ def test_a_refusal_that_was_not_foreseen(tmp_path: Path) -> None:
     (rank,) = done.json_lines()
     binding = json.loads(rank["NUMAPIN_BINDING"])
     assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
-    assert ("NUMAPIN_SLICE_0" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
+    assert ("NUMAPIN_SLICE" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
     requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
     assert requested == plan["ranks"][0]
 
@@ -265,16 +259,6 @@ def shown(tmp_path: Path) -> str:
     return script(tmp_path, DUMP)
 
 
-def started(shown: str, *program: str, limits: str) -> list[Done]:
-    """Have `run` and `exec` start the program under limits on open files."""
-    limited = ("bash", "-c", f'{limits} && exec "$@"', "bash", *program)
-    rank = ("--local-rank", "0", "--local-size", "1", "--", sys.executable)
-    return [
-        call(*limited, "run", "--verbose", "--nproc-per-node=1", shown),
-        call(*limited, "exec", "--verbose", *rank, shown),
-    ]
-
-
 MOST = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 ENOUGH = 65536 if MOST == resource.RLIM_INFINITY else min(MOST, 65536)
 
@@ -284,31 +268,14 @@ ENOUGH = 65536 if MOST == resource.RLIM_INFINITY else min(MOST, 65536)
 )
 def test_ranks_may_open_more_files(soft: int, hard: str, files: int, shown: str) -> None:
     """Below `run` and `exec`, the limit is 65536 or the hard limit; one that is no lower stays. --verbose says why."""
-    for done in started(shown, *NUMAPIN, limits=f"ulimit -S -n {soft} && ulimit -H -n {hard}"):
+    limited = ("bash", "-c", f'ulimit -S -n {soft} && ulimit -H -n {hard} && exec "$@"', "bash", *NUMAPIN)
+    rank = ("--local-rank", "0", "--local-size", "1", "--", sys.executable)
+    for words in (("run", "--verbose", "--nproc-per-node=1"), ("exec", "--verbose", *rank)):
+        done = call(*limited, *words, shown)
         assert done.status == 0, done.err
         assert json.loads(done.out)["files"] == str(files)
         said = f"open files: the limit is raised from {soft} to {files}, because each DataLoader worker holds several"
         assert (said in done.err) == (files != soft), done.err
-
-
-def test_a_limit_that_the_kernel_refuses_to_change(shown: str) -> None:
-    """It stays, and the program starts. So it is where the hard limit is above fs.nr_open."""
-    text = """
-import resource, runpy
-
-set_limit = resource.setrlimit
-
-def refuse(kind, limits):
-    if kind == resource.RLIMIT_NOFILE:
-        raise ValueError("not allowed to raise maximum limit")
-    set_limit(kind, limits)
-
-resource.setrlimit = refuse
-runpy.run_module("numapin", run_name="__main__", alter_sys=True)
-"""
-    for done in started(shown, sys.executable, "-c", text, limits="ulimit -S -n 200"):
-        assert done.status == 0, done.err
-        assert json.loads(done.out)["files"] == "200"
 
 
 def below(shown: str, given: dict[str, str]) -> tuple[dict[str, str], str]:

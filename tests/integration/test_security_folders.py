@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import os
 import pickle
 import shutil
@@ -18,19 +17,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from numapin.errors import NumapinError
 from tests.integration.launching import NUMAPIN, environment, numapin, script
 from tests.integration.seam import handover, run_folder, write_text_to
 from tests.moments import acting
 from tests.needs import needs_root
-from tests.trace.made import loop
 
 pytestmark = needs_root
 
@@ -244,71 +240,42 @@ def test_files_in_runs_of_other_users_lead_nowhere_else(place: Path, home: Path,
         as_user(0, handover.read_text, str(folder / handover.PLAN))
 
 
-@pytest.mark.parametrize("what", ["ended run", "file"])
-def test_swapped_at_every_moment(place: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that another user makes or removes at any moment leads nowhere: no sweep and no write follows it.
+def test_swapped_at_every_moment(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that another user makes or removes at any moment leads nowhere: no sweep follows it.
 
-    In its place there is a folder like that of an ended run, or nothing. Other swaps: tests/unit/base/test_races.py.
+    In its place there is a folder like that of an ended run. Swaps while a file is written: tests/unit/base.
     """
     monkeypatch.setattr(run_folder, "temporary_directories", lambda _: [str(place)])  # others have many files
-    is_run, private = what == "ended run", place / "private"
+    private, name = place / "private", place / f"numapin-0-{OVER}"
     _plant_run(private, 0o700)
-    name, before = place / (f"numapin-0-{OVER}" if is_run else "out"), _tree(private)
+    before = _tree(private)
 
     def clear() -> None:
-        if name.is_symlink() or name.is_file():
+        if name.is_symlink():
             name.unlink()
         elif name.exists():
             shutil.rmtree(name)
 
     def link() -> None:
         clear()
-        name.symlink_to(private if is_run else private / "lock")
+        name.symlink_to(private)
         os.chown(name, ATTACKER, ATTACKER, follow_symlinks=False)
 
     def no_link() -> None:
         clear()
-        if is_run:
-            _plant_run(name)
-            os.chown(name, ATTACKER, ATTACKER)
+        _plant_run(name)
+        os.chown(name, ATTACKER, ATTACKER)
 
     for states in ((link, no_link), (no_link, link)):
         for moment in count():
             states[0]()
-            with suppress(*(() if is_run else (NumapinError,))), acting({moment: states[1]}) as calls:
-                if is_run:
-                    folder, live, is_ours = _run({"TMPDIR": str(place)})
-                    assert (live, is_ours) == ([folder], True)
-                else:
-                    write_text_to(str(name), "text", remedy="")
+            with acting({moment: states[1]}) as calls:
+                folder, live, is_ours = _run({"TMPDIR": str(place)})
+            assert (live, is_ours) == ([folder], True)
             assert _tree(private) == before
             if calls.num <= moment:
                 break
-        assert moment > 5, what
-
-
-def test_output_of_a_trace(place: Path, tmp_path: Path) -> None:
-    """Neither a trace nor a report on one goes into a folder of another user, or through a link of one."""
-    private, trace = tmp_path / "private", tmp_path / "trace.json"
-    private.mkdir(mode=0o700)
-    trace.write_text(json.dumps(loop(compute=5).content()))
-
-    def plant() -> None:
-        (place / "folder").mkdir()
-        _make_open(place / "open")
-        (place / "link").symlink_to(private)
-
-    as_user(ATTACKER, plant)
-    before = [_tree(path) for path in (place / "folder", place / "open", private)]
-    makes = ("--nproc-per-node", "1", script(tmp_path, "print('ran')"))
-    reads = ("--read", str(trace))
-    for output, words, verb in (("folder", makes, "used"), ("open", reads, "written"), ("link/a/b", reads, "written")):
-        done = numapin("trace", "--output", str(place / output), *words, TMPDIR=str(place))
-        assert (done.status, done.out) == (1, "")
-        assert f"{place / output} cannot be {verb}: " in done.err
-        assert f"another user (uid {ATTACKER})" in done.err
-        assert "choose another with --output DIR" in done.err
-    assert [_tree(path) for path in (place / "folder", place / "open", private)] == before
+        assert moment > 5
 
 
 def test_logs_of_ranks(place: Path, tmp_path: Path) -> None:

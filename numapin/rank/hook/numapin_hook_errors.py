@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
-_MOST_CHARS = 1 << 16  # of a traceback; of a longer one, the first and the last frames
+_MOST_CHARS = 1 << 16  # of a traceback; of a longer one, the beginning and the end
 _MOST_CHARS_OF_PART = 1 << 13  # of a frame, or of an exception's message
 _MOST_FRAMES = 2000  # the last ones of each exception
-_MOST_COPIED = 1 << 20  # characters of a message that Python's module may copy
 _MOST_TRIES = 3  # a signal handler may raise meanwhile: torch's does when a DataLoader worker has died
 # The outermost code of a script or a module that is still running:
 _OUTERMOST_CODE = ("<module>", "_run_module_as_main")
@@ -40,14 +39,14 @@ _OUTERMOST_CODE = ("<module>", "_run_module_as_main")
 def watch(file: str, folder: str) -> None:
     """Record what ends this process's program. `folder` is that of this file.
 
-    A wrapper may start one Python after another. One that finds a record when it starts replaces it if it fails, too:
-    the wrapper went on after the first.
+    A wrapper may start one Python after another. One that fails replaces the record of the one before: the wrapper went
+    on after that. A record of torch's @record, which is of the same exception, is replaced by one with its exact time.
     """
     import atexit
     import faulthandler
 
     rank, thread = os.getpid(), get_ident()
-    may_replace = os.path.exists(file)
+    is_recorded = False
     # The standard library's entries of the path; the script's folder is not there yet.
     beside = (os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload"))
     library = [entry for entry in sys.path if isinstance(entry, str) and (entry in beside or entry.endswith(".zip"))]
@@ -56,14 +55,14 @@ def watch(file: str, folder: str) -> None:
         return os.getpid() == rank and get_ident() == thread  # a fork has these hooks, too
 
     def record(error: BaseException) -> None:
-        """Write the exception, once, and not if torch's @record has written it. Never raise."""
-        nonlocal may_replace
+        """Write the exception, once. Never raise."""
+        nonlocal is_recorded
         now_s = time()
-        for number in range(_MOST_TRIES):
+        for _ in range(_MOST_TRIES):
             try:
-                if may_replace or not os.path.exists(file):
-                    _write(file, _text_of(error, now_s, None if number == _MOST_TRIES - 1 else library))
-                    may_replace = False
+                if not is_recorded:
+                    _write(file, _text_of(error, now_s, library))
+                    is_recorded = True
                 break
             # A program must end in the same way, whatever goes wrong here: a signal handler raised, or the program has
             # a module with the name of one that this imports.
@@ -172,50 +171,26 @@ def _has_ended() -> bool:
     return frame.f_code.co_name not in _OUTERMOST_CODE
 
 
-def _text_of(error: BaseException, now_s: float, library: Sequence[str] | None) -> str:
-    """Return the exception as torch's error file has it; without Python's library, with a plain traceback."""
-    traceback = None
-    if library is not None:  # without it, nothing of the program's own runs here: its `args` may raise, too
-        # Python's module would hold several copies of a message of megabytes.
-        is_long = any(isinstance(part, (str, bytes)) and len(part) > _MOST_COPIED for part in error.args)
-        traceback = None if is_long else _pythons_traceback(library)
-    if traceback is None:
-        parts, last = _plain_texts_of(error)
-    else:
-        # It asks the exception for its text once. A program's own __str__ may do anything.
-        made = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
-        last = "".join(made.format_exception_only())
-        if isinstance(error, SyntaxError):  # begins with the place
-            last = type(error).__name__ + ": " + str(error)
-        parts = list(made.format())
+def _text_of(error: BaseException, now_s: float, library: Sequence[str]) -> str:
+    """Return the exception as torch's error file has it. It is asked for its text once: its __str__ may do anything."""
+    made = _pythons_traceback(library).TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
+    last = "".join(made.format_exception_only())
+    if isinstance(error, SyntaxError):  # begins with the place
+        last = type(error).__name__ + ": " + str(error)
     try:
         found = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read, while DataLoader workers still use it
         shm_used = repr(1 - found.f_bavail / found.f_blocks)
     except (OSError, ZeroDivisionError):
         shm_used = "null"
-    trace, message = _quoted(_within(parts, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
+    text = "".join(_cut(part, _MOST_CHARS_OF_PART) for part in made.format())
+    trace, message = _quoted(_cut(text, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
     facts = f'"timestamp": "{int(now_s)}", "time_s": {now_s!r}, "pid": {os.getpid()}, "shm_used": {shm_used}'
     extra = f'{{"py_callstack": {trace}, {facts}}}'
     return f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}'
 
 
-def _plain_texts_of(error: BaseException) -> tuple[list[str], str]:
-    """Return the parts of a traceback without source lines and earlier exceptions, and the message, its last part."""
-    parts, step = ["Traceback (most recent call last):\n"], error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        parts.append(f'  File "{code.co_filename}", line {step.tb_lineno}, in {code.co_name}\n')
-        step = step.tb_next
-    try:
-        message = _cut(str(error), _MOST_CHARS_OF_PART)
-    except Exception:  # the program's own __str__
-        message = "<exception str() failed>"
-    last = f"{type(error).__name__}: {message}"
-    return [*parts[:1], *parts[1:][-_MOST_FRAMES:], last + "\n"], last
-
-
-def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
-    """Return Python's module of that name; None if the program has imported other modules in place of what it needs."""
+def _pythons_traceback(library: Sequence[str]) -> ModuleType:
+    """Return Python's module of that name. Raises an error if the program has other modules in place of its parts."""
     module = sys.modules.get("traceback")
     if module is None:
         # Modules beside the script may have such names. The program's other threads have this path for a moment, too.
@@ -224,34 +199,9 @@ def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
         sys.path = [*library]
         try:
             module = __import__("traceback")
-        except Exception:
-            return None
         finally:
             sys.path = path
-    is_pythons = os.path.dirname(str(getattr(module, "__file__", ""))) in library
-    return module if is_pythons and hasattr(module, "TracebackException") else None
-
-
-def _within(parts: Sequence[str], most: int) -> str:
-    """Return the parts as one text; if it is too long, the first and the last of them."""
-    whole = [_cut(part, _MOST_CHARS_OF_PART) for part in parts]
-    if sum(map(len, whole)) <= most:
-        return "".join(whole)
-    first = _num_parts(whole, most // 4)
-    last = _num_parts(whole[::-1], most - most // 4)
-    left_out = f"  [{len(whole) - first - last} entries left out]\n"
-    return "".join([*whole[:first], left_out, *whole[len(whole) - last :]])
-
-
-def _num_parts(parts: Sequence[str], most: int) -> int:
-    """Return how many of the first parts have at most this many characters."""
-    number, size = 0, 0
-    for part in parts:
-        size += len(part)
-        if size > most:
-            break
-        number += 1
-    return number
+    return module
 
 
 def _cut(text: str, most: int) -> str:

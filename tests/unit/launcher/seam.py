@@ -11,10 +11,9 @@ from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_orde
 from numapin.launcher.hosts import HostPlace, Hosts, NotMet, SeveralHosts, why_known
 from numapin.launcher.logs import Logs, RankOutput
 from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
-from numapin.launcher.program import require_program
 from numapin.launcher.ranks import Alarm, StartedRank, StopSignal, notes_of
 from numapin.launcher.rehearse import require_gpus
-from numapin.launcher.store import MAGIC, REQUESTS, RankStore, StoreClient, StoreRefusal
+from numapin.launcher.store import MAGIC, RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import LOOPBACK, listen, serving, torch_folder, why_not_served
 from numapin.launcher.survivors import LastLook
 from numapin.plan.model import GpuRef

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 from pathlib import Path
 from unittest import mock
@@ -12,7 +11,7 @@ from unittest import mock
 import pytest
 
 from numapin.errors import UsageError
-from tests.unit.launcher.seam import HostPlace, Logs, parse, require_program
+from tests.unit.launcher.seam import HostPlace, Logs, parse
 from tests.waiting import wait_until
 
 ONE = HostPlace(0, 1, 1, 0, 1, 0, 1, "127.0.0.1", 1, "job")
@@ -68,15 +67,6 @@ def test_the_folder_of_an_attempt_is_emptied_and_no_other(tmp_path: Path) -> Non
         logs.begin(attempt, ONE, str(tmp_path))
     assert not (own / "old").exists()
     assert (elsewhere / "0" / "kept").exists()
-
-
-def test_logs_that_were_removed(tmp_path: Path) -> None:
-    """The next attempt makes the folder again, for this user only."""
-    logs = Logs(parse(["--log-dir", str(tmp_path / "logs"), "train.py"], {}, {}, python="python3", prog="numapin run"))
-    folder = Path(logs.begin(0, ONE, str(tmp_path))[0].error).parents[2]
-    shutil.rmtree(folder)
-    assert Path(logs.begin(1, ONE, str(tmp_path))[0].error).parent.is_dir()
-    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_log_that_cannot_be_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -155,18 +145,6 @@ def test_a_process_that_a_rank_left_behind(tmp_path: Path, monkeypatch: pytest.M
     logs.close()
     assert shown.getvalue().count("a step") == 20_000
     assert shown.getvalue().count("more") < 100
-
-
-def test_a_current_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing there is named."""
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(UsageError, match=r"^train\.py does not exist\n"):
-        require_program("train.py", module=False, no_python=False, run_path=False)
-    logs = Logs(parse(["--log-dir", "logs", "train.py"], {}, {}, python="python3", prog="numapin run"))
-    with pytest.raises(UsageError, match="can be made in logs: No such file"):
-        logs.begin(0, ONE, str(tmp_path))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

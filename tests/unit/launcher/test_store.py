@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import select
-import selectors
 import socket
 import struct
 import subprocess
@@ -300,50 +298,6 @@ def test_users_that_the_kernel_does_not_report(
         "numapin: warning: any local user can connect to the ranks' store, because the kernel reports no users: "
         "[Errno 93] Protocol not supported\n"
     )
-
-
-class Selector(selectors.DefaultSelector):
-    """A selector without memory for a listening socket, for as long as `is_full`."""
-
-    is_full = False
-
-    def register(self, *arguments: Any) -> selectors.SelectorKey:
-        if self.is_full:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return super().register(*arguments)
-
-    def modify(self, fileobj: Any, *arguments: Any) -> selectors.SelectorKey:
-        if self.is_full:
-            self.unregister(fileobj)  # as Python's own does
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return super().modify(fileobj, *arguments)
-
-
-def test_the_server_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the kernel has no memory at the end of a pause, it goes on; a client that cannot be served is closed."""
-    with listen(LOOPBACK, 0) as listening, Selector() as selector:
-        server = store_server._StoreServer(listening, selector)
-        monkeypatch.setattr(store_server, "_PAUSE_S", 0)
-        selector.unregister(listening)
-        server.paused_at_s, selector.is_full = time.monotonic(), True
-        server.end_pause()
-        assert server.paused_at_s is not None
-        selector.is_full = False
-        server.end_pause()
-        assert server.paused_at_s is None
-        assert listening in selector.get_map()
-        listening.setblocking(False)
-        with socket.create_connection(listening.getsockname()) as connection:
-            server.attend(None)
-            ((client, theirs),) = server._connections.items()
-            server._store._values[b"k"] = bytes(1 << 23)
-            connection.sendall(VALID + request(3, b"k") * 4)
-            selector.is_full = True
-            select.select([theirs], [], [], 120)
-            server.attend(client)
-            assert not server._connections
-        assert theirs.fileno() == -1
-        server.close()
 
 
 def test_the_server_without_descriptors() -> None:

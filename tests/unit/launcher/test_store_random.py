@@ -21,9 +21,13 @@ from typing import Final
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
 
-from tests.unit.launcher.seam import LOOPBACK, MAGIC, REQUESTS
+from tests.unit.launcher.seam import LOOPBACK, MAGIC
 from tests.unit.launcher.test_store import serving_process, string, strings
 
+REQUESTS: Final = (  # by their numbers
+    *("VALIDATE", "SET", "COMPARE_SET", "GET", "ADD", "CHECK", "WAIT", "GETNUMKEYS", "DELETE_KEY", "APPEND"),
+    *("MULTI_GET", "MULTI_SET", "CANCEL_WAIT", "PING", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "LIST_KEYS", "BARRIER"),
+)
 NUM_TALKS: Final = 4
 STEPS: Final = 250
 KEYS: Final = (b"a", b"b", b"p/a", b"p/b", b"default_pg/0//x", b"", "\0é".encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.launcher import rehearse as launcher_rehearse
-from numapin.launcher.rehearse import rehearse as rehearse_rehearse
 from numapin.plan.nics import exported
 from numapin.plan.request import NicLibrary
 from numapin.rank import bind, handover, hook_env, shim, signals

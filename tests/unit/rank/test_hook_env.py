@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import subprocess
@@ -37,18 +36,6 @@ def test_environments_and_refusals() -> None:
     compare_answers(Path(__file__).with_name("hook_env.txt"), _answer)
     added = hook_env.steps_environment("{}", {}, variable=hook_env.TRACE_VARIABLE)
     assert added == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
-
-
-def test_an_old_python_can_read_what_starts_the_hook() -> None:
-    """Its file, the only one on every rank's path whose name is not ours, has nothing that Python 2.7 cannot parse."""
-    names = sorted(path.name for path in Path(FOLDER).glob("*.py"))
-    assert names == ["numapin_hook_errors.py", "numapin_hook_parts.py", "sitecustomize.py"]
-    text = Path(FOLDER, "sitecustomize.py").read_text(encoding="ascii")
-    for node in ast.walk(ast.parse(text)):
-        assert not isinstance(node, ast.AnnAssign | ast.JoinedStr | ast.NamedExpr | ast.Nonlocal)
-        assert getattr(node, "returns", None) is None
-        assert not isinstance(node, ast.arg)
-        assert not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])

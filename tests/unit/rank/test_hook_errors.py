@@ -100,10 +100,6 @@ PROGRAMS = {
     "an error at a prompt": f"import code\ncode.InteractiveInterpreter().runsource('1 / 0')\n{_SURVIVED}",
     "an error that the program reports": "import sys\n"
     f"try: 1 / 0\nexcept Exception: sys.excepthook(*sys.exc_info())\n{_SURVIVED}",
-    "an error in the C interface": f"import ctypes\nctypes.pythonapi.PyRun_SimpleString(b'1 / 0')\n{_SURVIVED}",
-    "an error that a thread reports": "import sys, threading\n"
-    "def work():\n    try: 1 / 0\n    except Exception: sys.excepthook(*sys.exc_info())\n"
-    f"thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n{_SURVIVED}",
     "an error in a thread of its own": "import _thread, time\n"
     "runs = _thread.allocate_lock()\nruns.acquire()\ndef work(): runs.release(); 1 / 0\n"
     "_thread.start_new_thread(work, ())\nruns.acquire()\n"
@@ -125,11 +121,6 @@ PROGRAMS = {
     "a text of sys.exit without a stderr": f"{_LEAVES}sys.stderr = None\nsys.exit('no data')\n",
     "a text of sys.exit in a fork": f"{_LEAVES}import os\nif os.fork() == 0: sys.exit('the child')\nos.wait()\n",
 }
-BESIDE = {
-    # They hide or break what Python's traceback needs: the frames are recorded without the source.
-    "modules that the script has imported": {"traceback": "", "token": ""},
-    "a module of Python's that the script replaces": {"enum": "class Enum: pass\n"},
-}
 
 
 def shown(done: Ended, folder: Path) -> str:
@@ -145,10 +136,6 @@ def shown(done: Ended, folder: Path) -> str:
 def test_records_are_the_recorded_ones(run: Callable[..., Ended], tmp_path: Path) -> None:
     """An exception is recorded if it has ended the program, with its traceback; the status is as without the record."""
     text = "".join(f"{title}\n{shown(run(program), tmp_path)}" for title, program in PROGRAMS.items())
-    for title, beside in BESIDE.items():
-        done = run(f"import {', '.join(beside)}\nraise ValueError(7)\n", **beside)
-        text += f"{title}\n  status {done.status}\n  | {done.text.splitlines()[-1]}\n"
-        assert done.text.endswith('train.py", line 2, in <module>\nValueError: 7\n')
     compare(text, str(Path(__file__).with_name("errors.txt")))
 
 
@@ -163,30 +150,16 @@ def test_the_record_comes_before_the_functions_of_atexit(run: Callable[..., Ende
 
 
 CALLS = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(900))
-STEP = "def step():\n    raise {}\nstep()\n"
-STEPPED = ("line 3, in <module>\n    step()\n", "line 2, in step\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "frames"),
-    [
-        (STEP.format("ValueError('x' * 200_000)"), "characters", STEPPED),
-        (STEP.format("ValueError('x\\n' * 100_000)"), "characters", STEPPED),
-        (
-            f"import sys\nsys.setrecursionlimit(9999)\n{CALLS}def f900():\n    raise ValueError('x')\nf0()\n",
-            "entries",
-            ("in <module>\n    f0()\n", "in f900\n    raise ValueError('x')\nValueError: x\n"),
-        ),
-    ],
-    ids=["word", "lines", "frames"],
-)
-def test_a_long_record_is_cut_in_the_middle(
-    run: Callable[..., Ended], text: str, kind: str, frames: tuple[str, str]
-) -> None:
+def test_a_long_record_is_cut_in_the_middle(run: Callable[..., Ended]) -> None:
     """The beginning and the end of a message, and the first and last frames stay; what is left out is counted."""
-    done = run(text)
+    done = run(
+        f"import sys\nsys.setrecursionlimit(9999)\n{CALLS}def f900():\n    raise ValueError('x' * 200_000)\nf0()\n"
+    )
     assert done.text.startswith('Traceback (most recent call last):\n  File "')
-    assert [part for part in (*frames, "ValueError: x", f" {kind} left out]") if part not in done.text] == []
+    parts = ("in <module>\n    f0()\n", "in f900\n    raise ValueError('x' * 200_000)\n", "ValueError: x", " left out]")
+    assert [part for part in parts if part not in done.text] == []
     assert len(done.text) < (1 << 16) + 100
 
 
@@ -201,30 +174,6 @@ def test_modules_beside_the_script(run: Callable[..., Ended]) -> None:
         assert "in <module>\n    raise ValueError(" in done.text
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "import pathlib; sys.path.insert(0, pathlib.Path('x'))",  # as a .pth file may
-        "del os.memfd_create",  # some builds of Python lack it
-        "os.memfd_create = lambda _: os.stat('/nonexistent')",  # the kernel may refuse it: vm.memfd_noexec
-    ],
-)
-def test_an_unusual_python(tmp_path: Path, before: str) -> None:
-    """Exceptions are recorded, and the other parts of the hook start."""
-    again = f"import os, sys; {before}; sys.path.insert(0, {HOOK!r}); sys.modules.pop('sitecustomize', None)\n"
-    text = f"{again}try: import sitecustomize\nexcept ImportError: pass\nprint(sys.meta_path[0])\n1 / 0"
-    done = _started([sys.executable, "-c", text], tmp_path, TORCHELASTIC_ERROR_FILE=FILE, NUMAPIN_DATALOADER="numapin")
-    assert "ZeroDivisionError" in (tmp_path / FILE).read_text()
-    assert "TorchWatch" in done.stdout
-
-
-HUGE = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (700 << 20,) * 2)
-text = 'x\\n' * (50 << 20)
-sys.stderr = open('/dev/null', 'w')
-raise ValueError(text)
-"""
 DEEP = """
 error = ValueError('end')
 for _ in range(100_000):
@@ -234,9 +183,8 @@ raise error
 """
 
 
-def test_a_huge_error_costs_little(run: Callable[..., Ended]) -> None:
-    """Python's own traceback would hold many copies of a message; many frames would take minutes of work."""
-    assert "characters left out]" in run(HUGE).text
+def test_a_deep_error_costs_little(run: Callable[..., Ended]) -> None:
+    """All of its frames would take minutes of work."""
     assert run(DEEP).text.endswith("ValueError: end\n")
 
 

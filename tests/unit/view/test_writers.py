@@ -17,7 +17,6 @@ _PLACES = {
     "cli/main.py",  # tracebacks
     "cli/output.py",
     "cli/top.py",  # the live display
-    "rank/signals.py",  # names of signals and numbers
     "rank/hook/numapin_hook_parts.py",
     "base/stderr.py",
 }
