@@ -51,7 +51,7 @@ script-src 'none'; img-src 'none'; base-uri 'none'; form-action 'none'"/>
 <div class="scroll">
 {element(picture)}
 </div>
-<pre>{escape(plan_text)}</pre>{f"<ul>{warnings}</ul>" if warnings else ""}
+{f"<pre>{escape(plan_text)}</pre>" if plan_text else ""}{f"<ul>{warnings}</ul>" if warnings else ""}
 </body>
 </html>
 """
