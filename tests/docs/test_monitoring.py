@@ -83,19 +83,13 @@ def test_the_dashboards_panels_have_places_of_their_own() -> None:
     assert len({panel["id"] for panel in _DASHBOARD["panels"]}) == len(_DASHBOARD["panels"])
 
 
-def test_the_page_has_all_metrics() -> None:
-    """The table of docs/guides/metrics.md has each metric with its type and help text; that of labels, each label."""
+def test_the_page_has_all_labels() -> None:
+    """The table of docs/guides/metrics.md has each label that a metric may have."""
     page = (DOCS / "guides" / "metrics.md").read_text()
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page.splitlines() if line[:3] == "| `"
-    ]
-    families = _families()
-    written = [(f"`{family.samples[0].name}`", family.type, family.documentation) for family in families]
-    assert [row for row in rows if row[0].startswith("`numapin_")] == written
     described = {
-        label for row in rows if not row[0].startswith("`numapin_") for label in re.findall(r"`(\w+)`", row[0])
+        label for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for label in re.findall(r"`(\w+)`", row)
     }
-    assert described == {label for family in families for label in family.samples[0].labels}
+    assert described == {label for family in _families() for label in family.samples[0].labels}
 
 
 _UNIT: Final = _FOLDER / "numapin-metrics.service"
