@@ -17,9 +17,10 @@ from click.testing import CliRunner
 
 from numapin.errors import Stopped
 from tests.docs import seam
+from tests.recorded.failures import ended
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
-from tests.unit.planned import PLANNED
+from tests.unit.view.test_fits import DONE, PROCESS, RANK
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
@@ -139,36 +140,13 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object
 
 def _attached() -> object:
     """Return the report on a process whose pages were moved, and on one of which the kernel reports none."""
-    pages = seam.ProcessPages(
-        policy="default", before={0: 2}, after={0: 1, 1: 1}, far_bytes=2, moved_bytes=1, stays={"shared": 1}
-    )
-    process = seam.BoundProcess(
-        pid=1,
-        name="python",
-        threads=1,
-        changed=1,
-        narrower=0,
-        ended=0,
-        cpus_before=seam.CpuSet({0}),
-        cpus=seam.CpuSet({4}),
-        pages=pages,
-        shortfalls=("refused",),
-    )
-    rank = seam.AttachedRank(
-        pid=1, gpu_source="--gpu", requested=PLANNED, processes=(process, replace(process, pages=None))
-    )
-    return seam.Attached(
-        dry_run=False, migrate=True, interrupted=False, undo=("taskset -acp 0 1",), warnings=("w",), ranks=(rank,)
-    ).to_json()
+    rank = replace(RANK, processes=(PROCESS, replace(PROCESS, pages=None)))
+    return replace(DONE, warnings=("w",), ranks=(rank,)).to_json()
 
 
 def _failed() -> object:
     """Return the fields of a job that failed, and of one that was stopped."""
-    given = {"pid": 1, "ended_s": 1.0, "error_file": "e"}
-    ranks = (
-        seam.EndedRank(local_rank=0, rank=0, exitcode=-9, was_ended=False, error=None, gpu=0, node=0, **given),  # type: ignore[arg-type]
-        seam.EndedRank(local_rank=1, rank=1, exitcode=1, was_ended=True, error={"message": "x"}, logs=("l",), **given),  # type: ignore[arg-type]
-    )
+    ranks = ended(0, -9, gpu=0, node=0), ended(1, text="x", was_ended=True, logs=("l",))
     failure = seam.JobFailure(program="train.py", host="node7", ranks=ranks)
     return {**seam.outcome_of(seam.RanksFailed(failure)), **seam.outcome_of(Stopped(signal.SIGTERM))}
 
@@ -189,18 +167,9 @@ def _measured() -> dict[str, Any]:
     case = seam.Case(name="a", about="b", peers=(seam.Peer(name="p", specs=()),))
     benchmark = seam.Benchmark(name="x", module="y", cases=(case,))
     runs = [seam.Run(case="a", peer="p", repeat=0, figures={"s": 1.0}, details=({"k": 1},))]
-    machine = seam.BenchMachine(
-        cpu=None,
-        num_cpus=1,
-        memory_bytes=1,
-        kernel="6",
-        python="3",
-        versions={},
-        cuda=None,
-        driver=None,
-        gpus=("g",),
-        no_gpu=None,
-    )
+    given: dict[str, Any] = {"num_cpus": 1, "memory_bytes": 1, "kernel": "6", "python": "3", "versions": {}}
+    unknown: dict[str, Any] = dict.fromkeys(("cpu", "cuda", "driver", "no_gpu"))
+    machine = seam.BenchMachine(gpus=("g",), **given, **unknown)
     report = seam.BenchReport(
         benchmark="x",
         command=("c",),
