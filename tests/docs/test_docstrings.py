@@ -19,7 +19,7 @@ from tests.docs.seam import Stats
 PUBLIC: tuple[Any, ...] = (
     *(getattr(numapin, name) for name in numapin.__all__ if name != "pinned"),
     *(pinned.empty, pinned.pin, pinned.where, pinned.budget, pinned.serve_torch, pinned.trim, pinned.Budget, Stats),
-    *(numapin.Topology.from_json, numapin.Topology.find_gpu, numapin.Topology.restrict, numapin.Node.distance_to),
+    *(numapin.Topology.from_json, numapin.Topology.find_gpu, numapin.Node.distance_to),
     *(numapin.Plan.from_json, numapin.Plan.require_exact, numapin.RankPlan.require_exact),
 )
 
