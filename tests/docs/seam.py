@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
-from numapin.base.cpu_set import CpuSet
 from numapin.bench.machine import BenchMachine
 from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
 from numapin.cli import run, trace
@@ -11,7 +9,7 @@ from numapin.cli.main import numapin
 from numapin.cli.run import outcome_of
 from numapin.data.stats import Stats
 from numapin.launcher import options
-from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
+from numapin.launcher.failure import JobFailure, RanksFailed
 from numapin.observe.model import NcclLibrary
 from numapin.observe.node import JobOrigin
 from numapin.rank.bind import Applied

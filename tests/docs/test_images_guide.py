@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ COLORS = [(0, 0, 0), (255, 255, 255), (200, 40, 90), (30, 180, 60), (10, 20, 240
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
-def stand_in() -> dict[str, ModuleType]:
+def stand_in() -> dict[str, Any]:
     """Return modules with what the guide uses of torchvision: no release of it may fit this torch."""
 
     def decoded(data: torch.Tensor) -> torch.Tensor:
@@ -36,18 +36,11 @@ def stand_in() -> dict[str, ModuleType]:
         assert str(device) == "cpu"
         return [decoded(one) for one in data] if isinstance(data, list) else decoded(data)
 
-    names: dict[str, dict[str, Any]] = {
-        "torchvision": {},
-        "torchvision.io": {
-            "ImageReadMode": type("ImageReadMode", (), {"RGB": 3}),
-            "decode_jpeg": decode_jpeg,
-            "read_file": lambda path: torch.from_numpy(np.fromfile(path, np.uint8)),
-        },
-    }
-    modules = {name: ModuleType(name) for name in names}
-    for name, module in modules.items():
-        vars(module).update(names[name])
-    return modules
+    def read_file(path: str) -> torch.Tensor:
+        return torch.from_numpy(np.fromfile(path, np.uint8))
+
+    io = SimpleNamespace(ImageReadMode=SimpleNamespace(RGB=3), decode_jpeg=decode_jpeg, read_file=read_file)
+    return {"torchvision": SimpleNamespace(io=io), "torchvision.io": io}
 
 
 def run(**given: object) -> dict[str, Any]:
@@ -86,15 +79,8 @@ def test_pipelines(guide: dict[str, Any], name: str) -> None:
     guide[name].close()
 
 
-@pytest.mark.parametrize(
-    "draws",
-    [
-        [1.0, 0.5, 0.3, 0.8, 0.0],  # an area of all, as a square that is cut off
-        [0.0, 0.5, 0.5, 0.5, 0.9],  # 8 %, flipped
-        [0.4, 1.0, 0.9, 0.1, 0.9],  # wide
-        [0.4, 0.0, 0.2, 0.7, 0.1],  # high
-    ],
-)
+# All of the area, as high as it can be, which is cut off; 8 % of it, wide and flipped.
+@pytest.mark.parametrize("draws", [[1.0, 0.0, 0.3, 0.8, 0.0], [0.0, 1.0, 0.5, 0.1, 0.9]])
 def test_crops(guide: dict[str, Any], draws: list[float]) -> None:
     """The numbers choose a box as RandomResizedCrop does, and its pixels are of the places that they stand for."""
     rows = torch.arange(200, dtype=torch.uint8).view(1, 200, 1).expand(1, 200, 300)

@@ -6,13 +6,8 @@ import configparser
 import json
 import re
 import shlex
-import shutil
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import pytest
 from prometheus_client.openmetrics import parser
 
 from tests.docs.pages import DOCS, ROOT
@@ -32,16 +27,7 @@ def _families() -> list[Metric]:
     return [*parser.text_string_to_metric_families(openmetrics([(job(rank()), _ORIGIN)], num_unread=0))]
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each)
-
-
 _DASHBOARD: Final = json.loads((_FOLDER / "grafana.json").read_text())
-_TEXTS: Final = [text for panel in _DASHBOARD["panels"] for text in _strings(panel["targets"])]
 
 
 def test_the_dashboards_metrics_are_written() -> None:
@@ -62,40 +48,21 @@ def test_the_dashboards_metrics_are_written() -> None:
 def test_the_dashboards_variables() -> None:
     """Each variable that a query uses is defined, by a label that is written."""
     variables = {each["name"]: each for each in _DASHBOARD["templating"]["list"]}
-    used = {name for text in _TEXTS for name in re.findall(r"\$(\w+)", text)} - {"__rate_interval"}
+    targets = json.dumps([panel["targets"] for panel in _DASHBOARD["panels"]])
+    used = {*re.findall(r"\$(\w+)", targets)} - {"__rate_interval"}
     assert used == variables.keys() - {"datasource"}
-    labels_of = {sample.name: sample.labels for family in _families() for sample in family.samples}
-    for name in used:
-        query = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables[name]["query"]["query"])
-        assert query is not None
-        assert query[2] in labels_of[query[1]]
+    samples = [sample for family in _families() for sample in family.samples]
+    queries = {f"label_values({sample.name}, {label})" for sample in samples for label in sample.labels}
+    assert {variables[name]["query"]["query"] for name in used} <= queries
 
 
-def test_the_dashboards_panels_have_places_of_their_own() -> None:
-    """No two panels overlap, and ids are unique."""
-    cells = [
-        (x, y)
-        for each in (panel["gridPos"] for panel in _DASHBOARD["panels"])
-        for x in range(each["x"], each["x"] + each["w"])
-        for y in range(each["y"], each["y"] + each["h"])
-    ]
-    assert len(cells) == len({*cells})
-    assert len({panel["id"] for panel in _DASHBOARD["panels"]}) == len(_DASHBOARD["panels"])
-
-
-def test_the_page_has_all_metrics() -> None:
-    """The table of docs/guides/metrics.md has each metric with its type and help text; that of labels, each label."""
+def test_the_page_has_all_labels() -> None:
+    """The table of docs/guides/metrics.md has each label that a metric may have."""
     page = (DOCS / "guides" / "metrics.md").read_text()
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page.splitlines() if line[:3] == "| `"
-    ]
-    families = _families()
-    written = [(f"`{family.samples[0].name}`", family.type, family.documentation) for family in families]
-    assert [row for row in rows if row[0].startswith("`numapin_")] == written
     described = {
-        label for row in rows if not row[0].startswith("`numapin_") for label in re.findall(r"`(\w+)`", row[0])
+        label for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for label in re.findall(r"`(\w+)`", row)
     }
-    assert described == {label for family in families for label in family.samples[0].labels}
+    assert described == {label for family in _families() for label in family.samples[0].labels}
 
 
 _UNIT: Final = _FOLDER / "numapin-metrics.service"
@@ -110,13 +77,3 @@ def test_the_command_of_the_service() -> None:
     check_command_line(words)
     assert words[words.index("--openmetrics") + 1].endswith(".prom")
     assert unit["Service"]["SuccessExitStatus"] == str(128 + 15)
-
-
-def test_systemd_accepts_the_service(tmp_path: Path) -> None:
-    """Systemd finds no fault, such as a misspelt setting."""
-    if not shutil.which("systemd-analyze"):
-        pytest.skip("no systemd-analyze on PATH; type: apt-get install systemd")
-    copy = tmp_path / _UNIT.name
-    copy.write_text(_UNIT.read_text().replace("/opt/numapin/bin/numapin", shutil.which("true") or "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -86,71 +86,55 @@ def cluster(fake_nvml: FakeNvml, tmp_path_factory: pytest.TempPathFactory) -> Cl
 _SCRIPT: Final = _snippet("bash")
 
 
-def test_a_sound_host_and_one_that_has_lost_a_gpu(cluster: Cluster) -> None:
-    """On a sound host the job starts, and Slurm is not asked for anything; the other one is drained.
+_MISSING: Final = r".*1 error.*Start with expect: gpus: 1 instead of 2.*"
+_SILENCE: Final = "numapin doctor did not answer within 60 s"
 
-    The reason has the count of findings and what is missing; the log has all of them.
-    """
+
+def test_a_sound_host(cluster: Cluster) -> None:
+    """The job starts, and nothing is logged or asked of Slurm."""
     assert cluster.run(_SCRIPT, _GPUS) == (0, "")
-    status, calls = cluster.run(_SCRIPT, _GPUS[:1])
-    *_, drained = calls.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("program", "log", "reason"),
+    [
+        ("", r".*\(missing: 0000:2b:00\.0\).*", _MISSING),
+        # A report that is too long for an argument, with a first paragraph of two lines.
+        (
+            "printf 'Start\nhere.\n\n'; yes 'a line' | head -n 20000; echo last; exit 1",
+            r"Start\n.*last",
+            r"Start here\.",
+        ),
+        ("echo so far; sleep 30", f"{_SILENCE}.*so far.*", _SILENCE),
+        ("echo so far; trap '' TERM; while :; do sleep 0.1; done", f"{_SILENCE}.*so far.*", _SILENCE),
+    ],
+    ids=["lost-gpu", "long-report", "no-answer", "no-answer-to-sigterm"],
+)
+def test_a_host_that_is_drained(program: str, log: str, reason: str, cluster: Cluster, tmp_path: Path) -> None:
+    """The log has the whole report, and the reason is its first paragraph, with the lines joined."""
+    ours = _program(tmp_path / "numapin", program) if program else _NUMAPIN
+    script = _SCRIPT.replace(_NUMAPIN, ours).replace("-k 5 60", "-k 0.2 2" if _SILENCE in reason else "-k 5 60")
+    status, calls = cluster.run(script, _GPUS[:1])
+    drained = f"scontrol update NodeName=node7 State=DRAIN Reason=numapin: {reason}\n"
     assert status == 1
-    assert drained.startswith("scontrol update NodeName=node7 State=DRAIN Reason=numapin: ")
-    assert "1 error" in drained
-    assert "Start with expect: gpus: 1 instead of 2" in drained
-    assert calls.startswith("logger -t numapin ")
-    assert "(missing: 0000:2b:00.0)" in calls
+    assert re.fullmatch(rf"logger -t numapin {log}\n{drained}", calls, re.DOTALL), calls[-500:]
 
 
-def test_a_host_that_cannot_be_checked(cluster: Cluster) -> None:
-    """Without the saved state the job starts, and the log has the error, even below a site's `set -eu`."""
-    status, calls = cluster.run("set -eu\n" + _SCRIPT.replace(_HOST, "/gone/host.json"), _GPUS[:1])
-    assert status == 0
-    assert calls.startswith("logger -t numapin status 3: numapin: error: ")
-    assert "scontrol" not in calls
-
-
-def test_a_numapin_that_cannot_be_imported(cluster: Cluster, tmp_path: Path) -> None:
-    """Python then ends with status 1 as well, but without a report: the job starts, and the log has the traceback."""
-    broken = _program(tmp_path / "broken", f"exec {sys.executable} -m numapin.gone")
-    status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, broken), _GPUS)
-    assert status == 0
-    assert calls.startswith("logger -t numapin status 1: ")
-    assert "No module named numapin.gone" in calls
-    assert "scontrol" not in calls
-
-
-def test_no_temporary_folder(cluster: Cluster) -> None:
-    """The job starts, and the log says why the host was not checked."""
-    calls = cluster.run(_SCRIPT.replace("/usr/bin/mktemp -d", "false"), _GPUS)
-    assert calls == (0, "logger -t numapin no temporary folder\n")
-
-
-def test_a_long_report(cluster: Cluster, tmp_path: Path) -> None:
-    """A report that is too long for an argument is logged in full, and drains the host with its first paragraph."""
-    long = _program(tmp_path / "long", "echo found; echo; yes 'a line' | head -n 20000; echo last; exit 1")
-    status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, long), _GPUS)
-    *_, last, drained = calls.splitlines()
-    assert status == 1
-    assert (last, drained) == ("last", "scontrol update NodeName=node7 State=DRAIN Reason=numapin: found")
-
-
-def test_the_reason_is_a_whole_sentence(cluster: Cluster, tmp_path: Path) -> None:
-    """The lines of a wrapped summary are joined."""
-    wrapped = _program(tmp_path / "wrapped", "printf 'node7: 1 error. Start\nwith ecc.\n\nerror (1)\n'; exit 1")
-    status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, wrapped), _GPUS)
-    assert status == 1
-    assert calls.endswith("Reason=numapin: node7: 1 error. Start with ecc.\n")
-
-
-@pytest.mark.parametrize("ending", ["sleep 30", "trap '' TERM; while :; do sleep 0.1; done"])
-def test_a_host_that_does_not_answer(ending: str, cluster: Cluster, tmp_path: Path) -> None:
-    """The program is ended, and the host drained."""
-    slow = _program(tmp_path / "slow", f"echo so far\n{ending}")
-    status, calls = cluster.run(_SCRIPT.replace(_NUMAPIN, slow).replace("-k 5 60", "-k 0.2 2"), _GPUS)
-    assert status == 1
-    assert "Reason=numapin: numapin doctor did not answer within 60 s\n" in calls
-    assert "so far" in calls
+@pytest.mark.parametrize(
+    ("old", "new", "log"),
+    [
+        (_HOST, "/gone/host.json", r"status 3: numapin: error: .*"),
+        # Python ends with status 1 then, too, but without a report.
+        (f"{_NUMAPIN} doctor", f"{sys.executable} -m numapin.gone", r"status 1: .*No module named numapin\.gone.*"),
+        ("/usr/bin/mktemp -d", "false", r"no temporary folder\n"),
+    ],
+    ids=["no-saved-state", "broken-numapin", "no-temporary-folder"],
+)
+def test_a_host_that_cannot_be_checked(old: str, new: str, log: str, cluster: Cluster) -> None:
+    """The job starts, and the log has the error, even below a site's `set -eu`."""
+    status, calls = cluster.run("set -eu\n" + _SCRIPT.replace(old, new), _GPUS[:1])
+    assert (status, "scontrol" in calls) == (0, False)
+    assert re.fullmatch(f"logger -t numapin {log}", calls, re.DOTALL), calls
 
 
 def test_processes_that_stay(cluster: Cluster, tmp_path: Path) -> None:

@@ -17,16 +17,20 @@ from click.testing import CliRunner
 
 from numapin.errors import Stopped
 from tests.docs import seam
+from tests.recorded.failures import ended
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
-from tests.unit.planned import PLANNED
+from tests.unit.view.test_fits import DONE, PROCESS, RANK
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
 PAGE = (ROOT / "docs" / "schemas.md").read_text()
 SCHEMAS = dict(re.findall(r"^## (numapin\.\w+/\d+)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
-OBJECTS = dict(re.findall(r"^### (\w+)$(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
-ROW = re.compile(r"^\| (?P<paths>`[^|]+`) \| (?P<type>[^|]+) \| [^|]+ \|$", re.MULTILINE)
+OBJECTS = PAGE.partition("## Objects in several schemas")[2]
+ROW = re.compile(r"^\| (?P<fields>`[^|]+) \| [^|]+ \|$", re.MULTILINE)
+FIELD = re.compile(
+    r"`(?P<name>[^`]+)`|(?:\[(?P<object>\w+)\]\(#objects-in-several-schemas\)|(?P<type>\w+))(?P<or_null>\??)"
+)
 
 # Objects whose keys are data, with the page's name for the keys; and objects that are described elsewhere.
 KEYED = {
@@ -41,37 +45,43 @@ KEYED = {
 }
 OPAQUE = {"requested", "settings", "versions", "details[]"}
 TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "list string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "object": (dict,),
-    "array": (list,),
-    "strings": (list, tuple),
-    "numbers": (list, tuple),
+    "str": (str,),
+    "list": (str,),
+    "int": (int,),
+    "num": (int, float),
+    "bool": (bool,),
+    "obj": (dict,),
+    "arr": (list,),
+    "strs": (list, tuple),
+    "nums": (list, tuple),
+    "null": (),
 }
 
 
-def documented(table: str, prefix: str = "") -> dict[str, str]:
+def documented(table: str) -> dict[str, str]:
     """Return path -> type from a table, and of each object around a field.
 
-    A row may have several fields of one object, or be an object with its table.
+    A row has fields of one object, with their types after them. A field may be an object that has rows of its own.
     """
-    found = {} if prefix else {"schema": "string"}
+    found = {"schema": "str"}
     for row in ROW.finditer(table):
-        first, *others = re.findall(r"`([^`]+)`", row["paths"])
-        parent = first.rpartition(".")[0]
-        paths = [first, *(f"{parent}.{other}" if parent else other for other in others)]
-        kind, link, or_null = re.sub(r"\[(\w+)\]\(#\w+\)", r"\1#", row["type"].strip()).partition("#")
-        found |= {f"{prefix}{path}": f"object{or_null}" if link else kind for path in paths}
-        if link:
-            found |= documented(OBJECTS[kind], f"{prefix}{first}.")
-    if prefix:
-        return found
+        names: list[str] = []
+        parent = None
+        for field in FIELD.finditer(row["fields"]):
+            if field["name"]:
+                names.append(f"{parent}.{field['name']}" if parent else field["name"])
+                parent = field["name"].rpartition(".")[0] if parent is None else parent
+                continue
+            for name in names:
+                found[name] = f"{field['type'] or 'obj'}{field['or_null']}"
+                if field["object"]:
+                    rows = re.sub(rf"^\| `{field['object']}\.", f"| `{name}.", OBJECTS, flags=re.MULTILINE)
+                    inner = documented("\n".join(line for line in rows.splitlines() if line.startswith(f"| `{name}.")))
+                    found |= {path: kind for path, kind in inner.items() if path.startswith(f"{name}.")}
+            names = []
     # The objects that a field is in need no row of their own.
     around = {path[: dot.start()] for path in found for dot in re.finditer(r"\.", path)}
-    return dict.fromkeys(around, "object") | found
+    return dict.fromkeys(around, "obj") | found
 
 
 def flattened(value: object, path: str = "") -> Iterator[tuple[str, object]]:
@@ -130,36 +140,13 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object
 
 def _attached() -> object:
     """Return the report on a process whose pages were moved, and on one of which the kernel reports none."""
-    pages = seam.ProcessPages(
-        policy="default", before={0: 2}, after={0: 1, 1: 1}, far_bytes=2, moved_bytes=1, stays={"shared": 1}
-    )
-    process = seam.BoundProcess(
-        pid=1,
-        name="python",
-        threads=1,
-        changed=1,
-        narrower=0,
-        ended=0,
-        cpus_before=seam.CpuSet({0}),
-        cpus=seam.CpuSet({4}),
-        pages=pages,
-        shortfalls=("refused",),
-    )
-    rank = seam.AttachedRank(
-        pid=1, gpu_source="--gpu", requested=PLANNED, processes=(process, replace(process, pages=None))
-    )
-    return seam.Attached(
-        dry_run=False, migrate=True, interrupted=False, undo=("taskset -acp 0 1",), warnings=("w",), ranks=(rank,)
-    ).to_json()
+    rank = replace(RANK, processes=(PROCESS, replace(PROCESS, pages=None)))
+    return replace(DONE, warnings=("w",), ranks=(rank,)).to_json()
 
 
 def _failed() -> object:
     """Return the fields of a job that failed, and of one that was stopped."""
-    given = {"pid": 1, "ended_s": 1.0, "error_file": "e"}
-    ranks = (
-        seam.EndedRank(local_rank=0, rank=0, exitcode=-9, was_ended=False, error=None, gpu=0, node=0, **given),  # type: ignore[arg-type]
-        seam.EndedRank(local_rank=1, rank=1, exitcode=1, was_ended=True, error={"message": "x"}, logs=("l",), **given),  # type: ignore[arg-type]
-    )
+    ranks = ended(0, -9, gpu=0, node=0), ended(1, text="x", was_ended=True, logs=("l",))
     failure = seam.JobFailure(program="train.py", host="node7", ranks=ranks)
     return {**seam.outcome_of(seam.RanksFailed(failure)), **seam.outcome_of(Stopped(signal.SIGTERM))}
 
@@ -180,18 +167,9 @@ def _measured() -> dict[str, Any]:
     case = seam.Case(name="a", about="b", peers=(seam.Peer(name="p", specs=()),))
     benchmark = seam.Benchmark(name="x", module="y", cases=(case,))
     runs = [seam.Run(case="a", peer="p", repeat=0, figures={"s": 1.0}, details=({"k": 1},))]
-    machine = seam.BenchMachine(
-        cpu=None,
-        num_cpus=1,
-        memory_bytes=1,
-        kernel="6",
-        python="3",
-        versions={},
-        cuda=None,
-        driver=None,
-        gpus=("g",),
-        no_gpu=None,
-    )
+    given: dict[str, Any] = {"num_cpus": 1, "memory_bytes": 1, "kernel": "6", "python": "3", "versions": {}}
+    unknown: dict[str, Any] = dict.fromkeys(("cpu", "cuda", "driver", "no_gpu"))
+    machine = seam.BenchMachine(gpus=("g",), **given, **unknown)
     report = seam.BenchReport(
         benchmark="x",
         command=("c",),
@@ -219,15 +197,15 @@ def test_fields_and_types(schema: str, documents: dict[str, list[object]]) -> No
             assert isinstance(value, list | tuple), path
             continue
         array = types.get(path.removesuffix("[]"), "")
-        if path.endswith("[]") and array.startswith(("strings", "numbers")):
-            assert isinstance(value, str if array.startswith("strings") else int | float), path
+        if path.endswith("[]") and array.startswith(("strs", "nums")):
+            assert isinstance(value, str if array.startswith("strs") else int | float), path
             continue
         assert path in types, f"{path} is not in docs/schemas.md"
         seen.add(path)
-        allowed = types[path].split(" or ")
-        is_right = value is None if "null" in allowed and value is None else isinstance(value, TYPES[allowed[0]])
+        kind = types[path].rstrip("?")
+        is_right = types[path] in (f"{kind}?", "null") if value is None else isinstance(value, TYPES[kind])
         assert is_right, f"{path}: {value!r} is no {types[path]}"
-        assert not isinstance(value, bool) or allowed[0] == "boolean", path
+        assert not isinstance(value, bool) or kind == "bool", path
     unseen = {path for path in types if path not in seen and not path.endswith("[]")}
     # This machine cannot print a GPU's.
     absent = {"ranks[].gpu.index", "ranks[].gpu.uuid", "ranks[].gpu.pci"} if schema == "numapin.top/1" else set()
