@@ -28,7 +28,7 @@ STRINGS = {
     "integration": (
         "forking launching staying test_attach test_cli "
         "test_compare test_completion test_dataloader_option test_direct "
-        "test_exec test_faults test_gpu_bench test_gpu_loader test_hostile_names test_init "
+        "test_exec test_faults test_gpu_pinned test_hostile_names test_init "
         "test_job test_loader_exit test_loader_forks test_planted_modules test_security_folders "
         "test_share test_spawn test_trace_job test_verify test_without_torch warm_ranks"
     ),
