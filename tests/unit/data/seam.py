@@ -15,8 +15,8 @@ from numapin.data.iterator import _end_at_exit as end_at_exit
 from numapin.data.locality import Locality, find_locality
 from numapin.data.message import DTYPES, NO_GRANT, NO_SLOT, Grant, Head, Miss, Report, decode, encode_plain, unpack
 from numapin.data.message import encode as message_encode
-from numapin.data.opening import Copier, Lender, _Copy, copied, is_small, small_runs
-from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots
+from numapin.data.opening import Copier, Lender, _Copy, copied, small_runs
+from numapin.data.packing import LARGE_BYTES, BatchMemory, Packer, WorkerSlots
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.pinning import Reclaimer, Settler, Settling, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden
@@ -28,7 +28,6 @@ from numapin.data.transform import put_on, tensors_in
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
 from numapin.observe.during_run import read_loaders
-from numapin.rank import handover
 from numapin.rank.become import BINDING
 from numapin.system import calls, cuda, memory
 from numapin.system import pages as placement

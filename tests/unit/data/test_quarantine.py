@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import inspect
 import signal
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -178,12 +176,6 @@ class TestCaptures:
             graph.capture_end()
         assert _free()
 
-    def test_watching_twice_wraps_once(self, graphs: Any) -> None:
-        """Each loader calls it; only the first call has an effect."""
-        before = dict(vars(graphs))
-        watch_captures()
-        assert dict(vars(graphs)) == before
-
     def test_the_graphs_of_this_torch_can_be_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its class has the three methods, and keeps their signatures; a torch without it never captures."""
         own = torch.cuda.CUDAGraph
@@ -196,26 +188,6 @@ class TestCaptures:
         monkeypatch.delattr(torch.cuda, "CUDAGraph")
         watch_captures()
         assert _free()
-
-    def test_a_begin_waits_for_the_block(self, graphs: Any, fake_cuda: FakeCuda) -> None:
-        """A capture in another thread begins after the block, not inside it."""
-        thread = threading.Thread(target=graphs().capture_begin)
-        with capture_lock:
-            assert not is_capturing()
-            thread.start()
-            thread.join(0.2)
-            assert thread.is_alive()
-            assert fake_cuda.get("capturing") == 0
-        thread.join(WAIT_S)
-        assert fake_cuda.get("capturing") == 1
-
-    def test_inside_the_own_block_it_does_not_wait_for_itself(self, graphs: Any) -> None:
-        """A signal handler may capture while its thread is in a block: it does not deadlock."""
-        with capture_lock:
-            thread_is_stuck = threading.Timer(WAIT_S, _thread.interrupt_main)
-            thread_is_stuck.start()
-            graphs().capture_begin()
-            thread_is_stuck.cancel()
 
     def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(self) -> None:
         """A thread may be inside the block at the fork; the child, which makes a loader of its own, has none such."""
@@ -244,25 +216,3 @@ class TestCaptures:
 def _free() -> bool:
     with capture_lock:
         return not is_capturing()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a weak reference's callback
-def test_ctrl_c_leaves_the_lock_free(graphs: Any, fake_cuda: FakeCuda) -> None:
-    """Whenever it comes, captures may begin afterwards: the lock has no Python code of its own around it."""
-    fake_cuda.hold_events()
-    quarantine = Quarantine[int](cuda.driver)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for number in range(NUM_STOPS):
-            quarantine.admit(0)
-            with suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 20e-6 + number * 3e-6)
-                for _ in range(200):
-                    quarantine.passed()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    thread = threading.Thread(target=graphs().capture_begin, daemon=True)
-    thread.start()
-    thread.join(STUCK_S)
-    assert not thread.is_alive()

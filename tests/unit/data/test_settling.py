@@ -155,28 +155,6 @@ def test_what_exceeds_it_stays_pageable(fake_cuda: FakeCuda) -> None:
         assert "pinned_budget=" in told[0]
 
 
-def test_a_registration_that_is_refused(fake_cuda: FakeCuda) -> None:
-    """Those that are pinned stay so; there is no further attempt, and no batch is lost."""
-    fake_cuda.refuse_registration(above_bytes=2 * PAGE)
-    told: list[str] = []
-    with loopback(told=told, **gpu()) as loop:
-        for number in range(5):
-            kept = [lent(loop, BATCH + number) for _ in range(4)]
-            assert all(torch.equal(batch, BATCH + number) for batch in kept)
-            del kept
-            loop.settle()
-        assert (len(loop.pool.slots), fake_cuda.registered_bytes()) == (4, 2 * PAGE)
-        fake_cuda.refuse_registration(above_bytes=100 * PAGE)
-        kept = [lent(loop, BATCH) for _ in range(6)]
-        del kept
-        loop.settle()
-        assert fake_cuda.registered_bytes() == 2 * PAGE
-        (text,) = told
-        assert text.startswith("batches are not pinned from now on: ")
-        assert "CUDA_ERROR_OUT_OF_MEMORY" in text
-    assert fake_cuda.registered_bytes() == 0
-
-
 @pytest.mark.parametrize(("code", "num_pinned"), [(errno.ENOMEM, 0), (errno.EINVAL, 1)])
 def test_pages_that_cannot_be_faulted_in(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, code: int, num_pinned: int
@@ -197,16 +175,6 @@ def test_pages_that_cannot_be_faulted_in(
         assert fake_cuda.registered_bytes() == num_pinned * PAGE
         assert [os.strerror(code) in text for text in told] == [True] * (1 - num_pinned)
         assert torch.equal(lent(loop, -BATCH), -BATCH)
-
-
-def test_without_a_gpu_nothing_is_said_of_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a host with several nodes slots are only checked."""
-    told: list[str] = []
-    monkeypatch.setattr(placement, "check", Raise(OSError, (errno.ENOMEM, "no memory")))
-    with loopback(told=told, locality=replace(ANYWHERE, num_machine_nodes=2)) as loop:
-        lent(loop, BATCH)
-        loop.settle()
-    assert told == ["the node of a batch's memory is unknown: [Errno 12] no memory"]
 
 
 def test_a_defect_is_reported_and_keeps_no_other_waiting(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

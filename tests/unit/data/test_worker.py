@@ -93,27 +93,23 @@ class TestWithout:
         yield
         memory.can_pass_caches.cache_clear()
 
-    @pytest.mark.parametrize(("machine", "is_told"), [("x86_64", True), ("aarch64", True), ("riscv64", False)])
-    def test_the_loader_says_so(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: str, *, is_told: bool
-    ) -> None:
-        """It warns once, if batches go to a GPU and the library exists for this machine; `strict` does not apply.
+    def test_the_loader_says_so(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        """It warns once, if batches go to a GPU; `strict` does not apply. No worker uses the library then.
 
-        No worker uses it then, and the hint of a call's error says what to install.
+        The hint of a call's error says what to install.
         """
         assert not memory.can_pass_caches()
         assert not Packer(None, worker=0, pins=True, moves=True).passes_caches
         with pytest.raises(LibraryError, match=r"libstores\.so cannot be used") as caught:
             memory.stack_past_caches(0, [], 0)
         assert "gcc" in str(caught.value.hint)
-        monkeypatch.setattr("platform.machine", lambda: machine)
+        monkeypatch.setattr("platform.machine", lambda: "aarch64")
         loader: DataLoader[int] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
         path = DataPath(PathOptions(strict=True))
         lane = path.lane(loader, pins=False)
         for pins in (False, True, True):
             path.worker_start(lane, loader, pins=pins)
-        told = capsys.readouterr().err
-        assert (told.count("libstores.so cannot be loaded"), told.count("gcc")) == (is_told, is_told)
+        assert capsys.readouterr().err.count("libstores.so cannot be loaded") == 1
         lane.end(workers_are_gone=True)
         path.close()
 
@@ -201,16 +197,12 @@ class TestStacking:
     ],
 )
 def test_the_number(wanted: int | None, environ: dict[str, str], expected: int) -> None:
-    """The argument comes first, then the environment variable; otherwise one."""
+    """The argument comes first, then the environment variable, which must be a number; otherwise one."""
     assert num_worker_threads(wanted, environ) == expected
-
-
-@pytest.mark.parametrize("text", ["", "two", "-1", "1.5", "\u0662"])
-def test_no_number(text: str) -> None:
-    """A variable that is no number is a UsageError with one that is."""
-    with pytest.raises(UsageError, match=r"NUMAPIN_WORKER_THREADS=.* is not a number of threads") as caught:
-        num_worker_threads(None, {"NUMAPIN_WORKER_THREADS": text})
-    assert caught.value.hint == "use e.g. NUMAPIN_WORKER_THREADS=1"
+    for text in ("", "two", "-1", "1.5", "\u0662"):
+        with pytest.raises(UsageError, match=r"NUMAPIN_WORKER_THREADS=.* is not a number of threads") as caught:
+            num_worker_threads(None, {"NUMAPIN_WORKER_THREADS": text})
+        assert caught.value.hint == "use e.g. NUMAPIN_WORKER_THREADS=1"
 
 
 def test_opencv_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
