@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import signal
 import threading
@@ -10,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ from tests.contract.datasets import (
     rows_with,
 )
 from tests.contract.describe import name_of
-from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, events, failure, pass_first_batches
+from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, events, failure
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -222,17 +220,6 @@ def test_a_worker_that_dies(loader_class: LoaderClass, act: Callable[[], object]
     assert len(texts) == 1 or texts[0] == "DataLoader worker (pid) exited unexpectedly"
     del iterator, caught
     assert not multiprocessing.active_children()
-
-
-def test_a_worker_killed_while_the_ring_runs(loader_class: LoaderClass) -> None:
-    """A worker that is killed is reported at one of the next batches, and the batches in hand do not change."""
-    loader = loader_class(Rows(2000, delay_s=0.001), batch_size=2, num_workers=2)
-    iterator: Any = iter(loader)
-    held = [batch["x"] for batch in pass_first_batches(loader, iterator)]
-    expected = [batch.clone() for batch in held]
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
-        list(itertools.chain(map(methodcaller("kill"), iterator._workers[1:]), iterator))
-    assert all(map(torch.equal, held, expected))
 
 
 def test_timeout(loader_class: LoaderClass) -> None:
