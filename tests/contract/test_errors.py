@@ -184,15 +184,14 @@ def decode() -> None:
     "options", [{"dataset": rows_with(decode, at=3, size=6)}, {"collate_fn": lambda _: Reduced(decode)}]
 )
 def test_an_error_that_cannot_be_pickled(own_class: LoaderClass, options: dict[str, Any]) -> None:
-    """It has its own name, message and traceback, where torch waits forever; the loader continues."""
+    """It is a RuntimeError with its message and traceback, where torch waits forever; the loader continues."""
     arguments: dict[str, Any] = {"dataset": Rows(6), "batch_size": 2, "num_workers": 1} | options
     told = list(events(iter(own_class(**arguments))))
     failures = [event for event in told if isinstance(event, Failure)]
     assert (len(told), len(failures)) == (3, 1 if "dataset" in options else 3)
     for each in failures:
-        assert (each.kind.__name__, each.kind.__module__) == ("TruncatedError", __name__)
-        assert issubclass(each.kind, RuntimeError)
-        assert each.text.startswith("Caught TruncatedError in DataLoader worker process 0.\nOriginal Traceback")
+        assert each.kind is RuntimeError
+        assert each.text.startswith("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback")
         assert each.text.endswith(".TruncatedError: image 17.jpg is truncated\n")
         assert "in decode\n" in each.text
 
