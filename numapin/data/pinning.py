@@ -356,10 +356,8 @@ class Settler:
         self._serve()
 
     def finish(self, over: Event) -> None:
-        """Wait for the end of a job, which is the next one if it has not begun."""
+        """Wait for the end of a job."""
         if over in self._jobs:
-            with self._lock, suppress(KeyError):  # it has begun meanwhile
-                self._jobs.move_to_end(over, last=False)
             self._serve()  # Ctrl-C may have kept the thread that was meant for it from starting
         over.wait()
 

@@ -89,33 +89,6 @@ class TestPinning:
             assert torch.equal(other, -BATCH)
             assert [slot.pinned_on for slot in loop.pool.slots] == [0]
 
-    def test_the_slot_that_the_loop_waits_for_comes_next(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Batches arrive in another order than they are due. With one thread, so that jobs begin one by one."""
-        monkeypatch.setattr(pinning, "_NUM_THREADS", 1)
-        one = seam.Settler()
-        monkeypatch.setitem(pinning.settlers, os.getpid(), one)
-        begun: list[int] = []
-        pin = seam.Slot.pin
-
-        def note(slot: seam.Slot, driver: seam.Driver, device: int) -> None:
-            begun.append(slot.number)
-            pin(slot, driver, device)
-
-        monkeypatch.setattr(seam.Slot, "pin", note)
-        with loopback(**gate.properties) as loop:
-            parcels = [loop.send(BATCH) for _ in range(6)]
-            *_, due = [parcel.slot for parcel in parcels]
-            assert due is not None
-            assert gate.is_reached.wait(WAIT_S)
-            waiting = threading.Thread(target=due.wait_until_settled)
-            waiting.start()
-            assert wait_until(lambda: next(iter(one._jobs)) is due.settled, limit_s=WAIT_S)
-            gate.is_open.set()
-            waiting.join()
-            loop.settle()
-        first, *between, last = [parcel.slot.number for parcel in parcels if parcel.slot]
-        assert (last, begun) == (due.number, [first, last, *between])
-
     def test_a_slot_may_be_larger_than_its_batch_was(self, fake_cuda: FakeCuda) -> None:
         """Pages that no batch needed so far exist before the slot is used again, so that no write can fail."""
         with loopback(**gpu()) as loop:
@@ -321,7 +294,7 @@ class TestThread:
         with pytest.raises(KeyboardInterrupt):
             settler.submit(overs[2], partial(done.append, 2))
         settler.finish(overs[2])
-        assert (done, all(over.is_set() for over in overs)) == ([2, 1], True)
+        assert (done, all(over.is_set() for over in overs)) == ([1, 2], True)
 
     def test_a_defect_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is reported as any error in a thread, and the jobs behind it are done."""
