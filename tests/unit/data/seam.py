@@ -7,7 +7,7 @@ from numapin.base.records import read_record
 from numapin.data import message, opening, packing, path, pinning, pool, queues
 from numapin.data import usage as usage_log
 from numapin.data.balance import Balance
-from numapin.data.budget import LockRoom
+from numapin.data.budget import LockRoom, read_room
 from numapin.data.casting import casts_of
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import HandedDown, Handover
