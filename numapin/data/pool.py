@@ -54,7 +54,6 @@ class PoolSpec:
             none.
         budget_bytes: Asked before a slot is kept for good (None: no limit).
         report: Reports a refusal.
-        poison: Overwrite slots that are free.
     """
 
     num_workers: int
@@ -65,7 +64,6 @@ class PoolSpec:
     reader: Callable[[], Driver | None]
     budget_bytes: Callable[[], int | None]
     report: Callable[[str], None]
-    poison: bool = False
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
@@ -113,9 +111,6 @@ class Pool:
             self.spec.report(note)
         for number in head.report.refused:
             self._give_up(self._granted[worker].pop(number, None))
-        if self.spec.poison:
-            for slot in self.slots:
-                slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.report.kept)
         self.note_inherited(head)
         if head.slot == NO_SLOT:
             return NO_MEMORY, None
@@ -124,7 +119,6 @@ class Pool:
             view[:] = head.small
             return view, None
         slot = self._adopt(head) if head.made_bytes else self._granted[worker].pop(head.slot)
-        slot.is_unkept = False
         view = slot.lend(head.slot_bytes, self._ended.append)
         if self._is_closed:  # meanwhile, by another thread
             slot.let_go(self.spec.driver)
@@ -187,12 +181,6 @@ class Pool:
                 while len(self.quarantine) > _SPARE and time.monotonic() < until_s and not is_capturing():
                     time.sleep(_LOOK_S)
                     self._take_passed()
-        if self.spec.poison:
-            # Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
-            for slot in itertools.chain.from_iterable(self._free):
-                if slot.is_unkept:
-                    slot.poison()
-                    slot.is_unkept = False
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
@@ -256,8 +244,6 @@ class Pool:
         for slot in set(self.slots).difference(*self._free):
             if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
                 self._give_up(slot)
-        for slot in self._slots.values():
-            slot.is_unkept = True
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""

@@ -31,7 +31,6 @@ _TAIL: Final = 10  # one batch in this many may be larger than expected; a singl
 _MAX_RATIO: Final = 2  # a slot may be this many times as large as the expected size
 _STEPS: Final = 8  # sizes of slots per power of two, so that batches of slightly different sizes share slots
 _REVIEW_EVERY: Final = 64  # returned slots between two looks at how many were never in use
-_POISON: Final = 0xA5
 
 
 def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
@@ -97,7 +96,6 @@ class Slot:
         num_bytes: The size.
         worker: The number of the worker that made it. Only this one, or its successor, writes to it.
         is_private: Whether only our own copies read what was lent. They refer to it until they have ended.
-        is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
         is_inherited: Whether a child that was forked may read what was lent.
         is_let_go: Whether nothing here refers to it, and it is never lent again, so that it must not be pinned.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
@@ -113,7 +111,6 @@ class Slot:
     owner: torch.Tensor
     worker: int
     is_private: bool = False
-    is_unkept: bool = False
     is_let_go: bool = False
     is_settled: bool = False
     settled: Event | None = None
@@ -162,11 +159,6 @@ class Slot:
         if not self.is_settled and self.settled is not None:
             settlers[os.getpid()].finish(self.settled)
         return self.pinned_on is not None
-
-    def poison(self) -> None:
-        """Overwrite the memory, so that code that still reads it gets wrong values."""
-        window = memory.view_of(memory.window(self.address, self.num_bytes, owner=self.owner))
-        torch.frombuffer(window, dtype=torch.uint8).fill_(_POISON)
 
     def retire(self) -> None:
         """Close the descriptor: the memory goes when the last batch over it is gone."""
