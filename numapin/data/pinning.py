@@ -350,7 +350,7 @@ class Settler:
         self._idle = [ExitLock() for _ in range(_NUM_THREADS)]  # of threads that do not run
 
     def submit(self, over: Event, job: Callable[[], None]) -> None:
-        """Have a job run, the oldest first, and then set `over`. If no thread can be started, it runs here."""
+        """Have a job run, the oldest first, and then set `over`. Raises RuntimeError if no thread can be started."""
         with self._lock:
             self._jobs[over] = job
         self._serve()
@@ -362,21 +362,14 @@ class Settler:
         over.wait()
 
     def _serve(self) -> None:
-        """Start another thread, up to the limit; if none runs and none can be started, run the jobs here."""
+        """Start another thread, up to the limit; if that fails, one that runs does the jobs."""
         if not self._idle:
             return
         try:
             Thread(target=self._run, name="numapin-settle", daemon=True).start()
         except RuntimeError:
-            while len(self._idle) == _NUM_THREADS:
-                with self._lock:
-                    if not self._jobs:
-                        return
-                    over, job = self._jobs.popitem(last=False)
-                try:
-                    job()
-                finally:
-                    over.set()
+            if len(self._idle) == _NUM_THREADS:
+                raise
 
     def _run(self) -> None:
         with self._lock:

@@ -269,33 +269,6 @@ class TestThread:
         assert not slot.wait_until_settled()
         assert not slot.is_settled
 
-    def test_jobs_that_no_thread_has_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C while the thread is started leaves one; the next job's thread runs it, or, without one, its caller."""
-        settler, done = seam.Settler(), list[int]()
-        errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("can't start new thread")]
-
-        def refuse(_thread: threading.Thread) -> None:
-            raise errors.pop(0)
-
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(KeyboardInterrupt):
-            settler.submit(threading.Event(), partial(done.append, 1))
-        settler.submit(threading.Event(), partial(done.append, 2))
-        assert done == [1, 2]
-        assert not settler._jobs
-
-    def test_ctrl_c_in_a_job_that_runs_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a thread the loop does the jobs; after Ctrl-C in one, the next to wait does those behind it."""
-        settler, done, overs = seam.Settler(), list[int](), [threading.Event() for _ in range(3)]
-        monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
-        settler.submit(overs[0], Raise(KeyboardInterrupt))
-        settler.submit(overs[1], partial(done.append, 1))
-        monkeypatch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
-        with pytest.raises(KeyboardInterrupt):
-            settler.submit(overs[2], partial(done.append, 2))
-        settler.finish(overs[2])
-        assert (done, all(over.is_set() for over in overs)) == ([1, 2], True)
-
     def test_a_defect_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is reported as any error in a thread, and the jobs behind it are done."""
         settler, done, reported = seam.Settler(), list[int](), []
