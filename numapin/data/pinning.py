@@ -44,23 +44,14 @@ IDLE_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # no comparison in Python, in which Ctrl-C could come
 class Locked:
-    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED.
+    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED."""
 
-    Attributes:
-        memory: Its owner: the last reference unmaps it.
-        address: Its first byte.
-        num_bytes: Its size.
-        device: The device on whose behalf it is registered; every device can use it.
-        nodes: The nodes that all its pages are on (empty: where the memory policy put them). None: it is not reused.
-        num_forks: The value of `IdleBlocks.num_forks` when it was lent.
-    """
-
-    memory: object
+    memory: object  # its owner: the last reference unmaps it
     address: int
     num_bytes: int
-    device: int
-    nodes: CpuSet | None = None
-    num_forks: int = 0
+    device: int  # on whose behalf it is registered; every device can use it
+    nodes: CpuSet | None = None  # that all its pages are on; empty: where the policy put them; None: it is not reused
+    num_forks: int = 0  # the value of `IdleBlocks.num_forks` when it was lent
 
 
 class IdleBlocks:

@@ -42,28 +42,16 @@ _HANDED_DOWN: Final = 64  # multiprocessing sends a process at most 256 descript
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """The properties of a pool.
+    """The properties of a pool."""
 
-    Attributes:
-        num_workers: The number of workers that use it.
-        prefetch: The number of tasks that each of them may have.
-        locality: Where the memory belongs.
-        device: The device on whose behalf memory is pinned.
-        driver: Pins the memory; None: it stays pageable.
-        reader: Finds the driver of GPUs that may still read a slot after its last reference is gone. None: there are
-            none.
-        budget_bytes: Asked before a slot is kept for good (None: no limit).
-        report: Reports a refusal.
-    """
-
-    num_workers: int
-    prefetch: int
-    locality: Locality
-    device: int
-    driver: Driver | None
-    reader: Callable[[], Driver | None]
-    budget_bytes: Callable[[], int | None]
-    report: Callable[[str], None]
+    num_workers: int  # that use it
+    prefetch: int  # tasks that each of them may have
+    locality: Locality  # where the memory belongs
+    device: int  # on whose behalf memory is pinned
+    driver: Driver | None  # pins the memory; None: it stays pageable
+    reader: Callable[[], Driver | None]  # of GPUs that may read a slot after its last reference; None: none
+    budget_bytes: Callable[[], int | None]  # asked before a slot is pinned; None: no limit
+    report: Callable[[str], None]  # reports a refusal
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
