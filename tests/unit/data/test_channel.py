@@ -239,25 +239,6 @@ def test_each_is_found_by_its_number(handover: seam.Handover) -> None:
     os.close(fd)
 
 
-def test_what_was_never_taken_is_closed() -> None:
-    """Descriptors are closed, whether they were received or are still on the way, and the ends at last."""
-    at_first = what_is_open()[0]
-    handover = seam.Handover()
-    before = what_is_open()[0]
-    for number in range(3):
-        send(handover, number, b"never")
-    os.close(handover.take(1))
-    assert what_is_open()[0] == before + 1
-    handover.discard()
-    assert what_is_open()[0] == before
-    handover.discard()
-    for number in range(2):
-        send(handover, number, b"again")
-    assert received(handover, 1) == b"again"
-    handover.close()
-    assert what_is_open()[0] == at_first
-
-
 @pytest.mark.parametrize("end", ["_sender", "_reader"])
 def test_another_end_that_is_gone_is_an_error(end: str) -> None:
     """A worker must not wait for a rank that has ended, nor a signal kill the one that sends."""

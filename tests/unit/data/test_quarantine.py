@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
 
 WAIT_S = 120
-NUM_STOPS = 100
-STUCK_S = 20
 
 
 @pytest.fixture
