@@ -132,6 +132,22 @@ def test_files_without_a_name(name: str, tmp_path: Path) -> None:
     assert f"{name}, so numapin's data path is off" in found
 
 
+def test_a_function_that_refers_to_itself() -> None:
+    """The search in the code of a class ends, as with wrappers that count their calls."""
+
+    class Patched:
+        def method(self) -> None:
+            """Use a name, and this function."""
+            self._name = inner
+
+    def inner() -> object:
+        thing: Any = Patched()
+        return inner, thing._other
+
+    Patched.__iter__ = inner  # type: ignore[attr-defined]
+    assert {"_name", "_other"} <= torch_names._used_by(Patched)
+
+
 def test_a_module_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names are stand-ins, so the data path can be imported, and the check finds the first of them."""
     monkeypatch.setattr(torch_names, "import_module", Raise(ModuleNotFoundError, ("gone",)))

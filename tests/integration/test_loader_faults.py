@@ -12,7 +12,7 @@ import sys
 import termios
 import traceback
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +258,46 @@ def _leave(loader: Any) -> int:
         os._exit(0 if all(firsts(loader) == FIRSTS for _ in range(2)) else 1)
     finally:
         os._exit(2)
+
+
+def test_a_forked_child_keeps_its_batch() -> None:
+    """A batch that a forked child got stays as it was there, although the rank drops it and goes on, as with torch."""
+    iterator = iter(numapin.DataLoader(numbers(), BATCH, num_workers=1))
+    for _ in range(4):
+        batch = next(iterator)
+    expected, go = batch.tolist(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(go[0], 1)  # until the rank has gone on
+        os._exit(0 if batch.tolist() == expected else 1)
+    del batch
+    rest = firsts(iterator)
+    os.write(go[1], b"x")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for end in go:
+        os.close(end)
+    assert (rest, status) == (FIRSTS[4:], 0)
+
+
+def test_a_start_that_fails_leaks_nothing() -> None:
+    """If a sampler raises while the iterator is created, no slot and no descriptor are leaked."""
+    failing = [False]
+
+    class Sampler:
+        def __iter__(self) -> Iterator[list[int]]:
+            if failing[0]:
+                raise ValueError("no samples")
+            return iter([[row, row + 1, row + 2, row + 3] for row in FIRSTS])
+
+    loader = numapin.DataLoader(numbers(), batch_sampler=Sampler(), num_workers=1)
+    assert firsts(loader) == FIRSTS
+    before, failing[0] = len(open_files()), True
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no samples"):
+            iter(loader)
+    failing[0] = False
+    assert len(open_files()) <= before
+    assert firsts(loader) == FIRSTS
 
 
 def test_an_epoch_leaves_no_descriptors() -> None:

@@ -59,6 +59,23 @@ sys.meta_path.insert(0, Slow)
 threading.Thread(target=__import__, args=("numpy.random",), daemon=True).start()
 print(len(list(numapin.DataLoader(range(4), num_workers=1, timeout=100))))
 """
+TWO_THREADS = """
+import gc, threading, numapin.data.forking as forking
+import torch
+
+torch.cuda.is_initialized = lambda: True  # collection is only stopped where CUDA is used
+forking._begin_fork()
+other = threading.Thread(target=forking._begin_fork)
+other.start()
+other.join()
+kept = set(forking._FORKS.held) - {threading.get_ident()}
+forking._end_fork()
+assert set(forking._FORKS.held) == kept and not gc.isenabled()
+forking._FORKS.held.clear()  # an interrupt kept the other thread from ending its fork
+forking._begin_fork()
+forking._end_fork()
+assert gc.isenabled() and not forking._FORKS.held
+"""
 
 
 def test_memory_outlives_its_last_reference_in_a_child() -> None:
@@ -94,6 +111,7 @@ def test_at_no_moment_of_a_child_memory_is_freed(tmp_path: Path, then: str, *, i
     [
         pytest.param(ENDS, "0 99\n", id="a child inherits multiprocessing's list of workers, and ends without them"),
         pytest.param(SLOW_IMPORT, "4\n", id="torch seeds numpy.random in a worker, while a thread imports it"),
+        pytest.param(TWO_THREADS, "", id="the end of one thread's fork lets go of its own memory only"),
     ],
 )
 def test_forks_beside_others(tmp_path: Path, script: str, out: str) -> None:

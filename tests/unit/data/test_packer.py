@@ -18,7 +18,7 @@ import torch
 from tests.contract.datasets import Raise, Reduced
 from tests.data.loopback import Loopback, batch_of, in_slot, lent, loopback, num_open, ramp, same
 from tests.unit.data import seam
-from tests.unit.data.seam import copied, placement, unpack
+from tests.unit.data.seam import copied, packing, placement, unpack
 
 KIB: Final = 1 << 10
 
@@ -95,6 +95,14 @@ class TestSlots:
         assert [tensor.unique().tolist() for tensor in arrived] == [[0, 9], [1], [2], [0, 9], [1]]
         arrived[0].fill_(-1)
         assert arrived[3].tolist() == [-1] * 5
+
+    @pytest.mark.parametrize("limit", [64 * KIB, 256 * KIB, 1 << 20])
+    def test_it_may_go_on_more_than_once(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+        """Where address space is limited, a larger slot has little more room than was asked for."""
+        loop.send(ramp(KIB))
+        monkeypatch.setattr(packing, "_UNKNOWN_BYTES", limit)
+        in_slot(loop, [ramp(3 * KIB) + number for number in range(100)])
+        assert num_open() == len(loop.pool.slots)
 
     def test_without_memory_for_a_larger_slot_the_rest_goes_torchs_way(
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch

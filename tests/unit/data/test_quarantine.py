@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import inspect
 import signal
 import threading
@@ -186,6 +187,26 @@ class TestCaptures:
         monkeypatch.delattr(torch.cuda, "CUDAGraph")
         watch_captures()
         assert _free()
+
+    def test_a_begin_waits_for_the_block(self, graphs: Any, fake_cuda: FakeCuda) -> None:
+        """A capture in another thread begins after the block, not inside it."""
+        thread = threading.Thread(target=graphs().capture_begin)
+        with capture_lock:
+            assert not is_capturing()
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive()
+            assert fake_cuda.get("capturing") == 0
+        thread.join(WAIT_S)
+        assert fake_cuda.get("capturing") == 1
+
+    def test_inside_the_own_block_it_does_not_wait_for_itself(self, graphs: Any) -> None:
+        """A signal handler may capture while its thread is in a block: it does not deadlock."""
+        with capture_lock:
+            thread_is_stuck = threading.Timer(WAIT_S, _thread.interrupt_main)
+            thread_is_stuck.start()
+            graphs().capture_begin()
+            thread_is_stuck.cancel()
 
     def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(self) -> None:
         """A thread may be inside the block at the fork; the child, which makes a loader of its own, has none such."""

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.datasets import Raise
-from tests.data.loopback import ANYWHERE, make_slot, num_open, slot_descriptors
+from tests.data.loopback import ANYWHERE, make_slot, num_mapped, num_open, slot_descriptors
 from tests.unit.data import seam
 from tests.unit.data.seam import capacity_for, map_memfd, memory, placement
 
@@ -119,8 +119,39 @@ def test_a_slot_taken_over_for_which_there_is_no_memory(monkeypatch: pytest.Monk
     os.ftruncate(fd, SIZE)
     with monkeypatch.context() as patch:
         patch.setattr(memory, "populate", Raise(OSError, (code, "a test")))
-        assert list(seam.HandedDown(lambda: [(5, SIZE, fd)]).map()) == ([5] if code == errno.EINVAL else [])
+        mapped = seam.HandedDown(lambda: [(5, SIZE, fd)]).map()
+    populated = {number: num_bytes for number, (_memory, num_bytes) in mapped.items()}
+    assert populated == ({5: 0} if code == errno.EINVAL else {})
     assert num_open() == 0
+
+
+def test_a_granted_slot_that_could_not_be_mapped(rank: Rank) -> None:
+    """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
+    rank.grant(8)
+    assert take(rank.own).is_new
+    assert rank.own.report(0).refused == (8,)
+    assert rank.own.report(0).refused == ()
+
+
+@pytest.mark.parametrize("expected_bytes", [0, SIZE])
+def test_what_it_made_stays_mapped(rank: Rank, expected_bytes: int) -> None:
+    """In its size, even if that was unknown; its pages are still faulted in before they are written."""
+    rank.expect(expected_bytes)
+    made = take(rank.own, SIZE)
+    assert made.reserve(PAGE) == 0
+    made.view[0] = 9
+    rank.own.send(made)
+    number = made.number
+    del made
+    before = num_mapped()
+    for _ in range(3):
+        rank.grant(number)
+        again = take(rank.own, 1)
+        assert (again.number, again.is_new, again.view[0]) == (number, False, 9)
+        assert again.capacity == len(again.view) == (SIZE if expected_bytes else PAGE)
+        assert again.populated == PAGE
+        del again
+    assert num_mapped() == before
 
 
 def test_those_that_are_too_small_do_not_pile_up(rank: Rank) -> None:

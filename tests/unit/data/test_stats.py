@@ -60,6 +60,21 @@ def test_stats_of_waits(path: DataPath) -> None:
     assert (after.batches, after.wait_s_per_batch, after.wait_share) == (4, 9.0, 0.25)
 
 
+def test_stats_of_slots(path: DataPath) -> None:
+    """They are counted while they exist; nothing is pinned without a GPU."""
+    lane = path.lane(DataLoader(range(8), num_workers=2), pins=False)  # type: ignore[arg-type]
+    assert lane.pool is not None
+    loop = Loopback(lane.pool)
+    small, large = (lent(loop, torch.zeros(num_pages * PAGE, dtype=torch.uint8)) for num_pages in (1, 3))
+    del large  # no batch has come since
+    stats = path.stats()
+    assert (stats.slots, stats.slot_bytes, stats.slots_on_loan, stats.pinned_bytes) == (2, 3 * PAGE, 1, 0)
+    lane.end(workers_are_gone=True)
+    path.close()
+    assert path.stats().slots == 0
+    assert not small.any()
+
+
 def test_text() -> None:
     """Each fact has a line with its unit, and long ones are wrapped at 80 columns."""
     assert (
