@@ -315,7 +315,6 @@ def _place_staged(serving: ExitStack) -> None:
 
 
 def _substitute(owner: object, name: str, value: object, serving: ExitStack) -> None:
-    """Set an attribute until the end."""
     if name in vars(owner):
         serving.callback(setattr, owner, name, getattr(owner, name))
     else:

@@ -119,7 +119,6 @@ class Pool:
                 self._slots[number].is_inherited = True
 
     def _adopt(self, head: Head) -> Slot:
-        """Take over a slot that a worker has made."""
         fd = None
         try:
             fd = self.arrivals.take(head.slot)

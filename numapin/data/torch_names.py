@@ -227,7 +227,6 @@ def _compiled(path: Path) -> CodeType | None:
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of the classes and functions inside."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield inner
