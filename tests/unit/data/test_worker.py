@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from numapin.errors import LibraryError, UsageError
+from tests.contract.datasets import Raise
 from tests.data.loopback import lent, loopback
 from tests.unit.data.seam import (
     LARGE_BYTES,
@@ -31,6 +32,7 @@ from tests.unit.data.seam import (
     path,
     threads,
 )
+from tests.waiting import wait_until
 
 Stack: TypeAlias = "Callable[[list[torch.Tensor], int], torch.Tensor]"
 needs_stores = pytest.mark.skipif(not memory.can_pass_caches(), reason="no C compiler when numapin was installed")
@@ -167,21 +169,14 @@ class TestStacking:
 
     def test_work_that_got_no_thread_is_not_done_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Torch's own collate makes the batch, and no thread writes to its memory once it may have been sent."""
-        stacker = Stacker(Packer(None, worker=0, pins=False, moves=False), num_threads=3)
-        samples = [torch.randn(SAMPLE) for _ in range(6)]
-        out, start, started = torch.empty(6, SAMPLE), threading.Thread.start, list[threading.Thread]()
-
-        def start_one(thread: threading.Thread) -> None:
-            if started:
-                raise RuntimeError("can't start new thread")
-            started.append(thread)
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", start_one)
+        stacker = Stacker(Packer(None, worker=0, pins=False, moves=False), num_threads=2)
+        queued, samples = stacker._pool._work_queue, [torch.randn(SAMPLE) for _ in range(6)]
+        stacker._pool.submit(wait_until, lambda: queued.qsize() > 0, limit_s=60)  # its thread is not idle before
+        monkeypatch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
         for problem in ("can't start", "after shutdown"):
             with pytest.raises(RuntimeError, match=problem):
-                stacker.stack(samples, out)
-            assert not started[0].is_alive()
+                stacker.stack(samples, torch.empty(6, SAMPLE))
+            assert not any(thread.is_alive() for thread in stacker._pool._threads)
 
 
 @pytest.mark.parametrize(
