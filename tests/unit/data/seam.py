@@ -28,6 +28,7 @@ from numapin.data.transform import put_on, tensors_in
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
 from numapin.observe.during_run import read_loaders
+from numapin.rank import handover
 from numapin.rank.become import BINDING
 from numapin.system import calls, cuda, memory
 from numapin.system import pages as placement

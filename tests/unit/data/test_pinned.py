@@ -362,6 +362,26 @@ class TestReuse:
         assert pinned.trim() >= PAGE
         assert gpu.registered_bytes() == 0
 
+    def test_one_thread_at_a_time(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever looks for a block, gives one back or releases some has the lock."""
+        idle, lock = pinning.IdleBlocks, ours()._exit_lock.lock
+        were_locked = set()
+
+        def watch(name: str, then: Any) -> None:
+            def watched(*args: Any, **options: Any) -> Any:
+                were_locked.add((name, lock.locked()))
+                return then(*args, **options)
+
+            monkeypatch.setattr(idle, name, watched)
+
+        for name in ("add", "take", "drop"):
+            watch(name, getattr(idle, name))
+        freed(PAGE)
+        del gpu
+        assert pinned.empty(PAGE, torch.uint8) is not None
+        pinned.trim()
+        assert were_locked == {("add", True), ("take", True), ("drop", True)}
+
     def test_the_budget_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Idle bytes are part of the pinned ones."""
         monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)

@@ -160,6 +160,15 @@ class TestLog:
         assert [entry.number for entry in found.others] == [2, 1]
         assert not found.is_complete
 
+    def test_writes_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A script that makes an iterator for each step does not write for each step."""
+        writes: list[str] = []
+        monkeypatch.setattr(seam.handover, "write_text", lambda *arguments: writes.append(arguments[1]))
+        for _ in range(100):
+            usage_log.note_path(SimpleNamespace(counts=seam.Counts()))  # type: ignore[arg-type]
+            usage_log.note_other(Odd(), "num_workers=0")
+        assert len(writes) == 3  # an empty one first
+
     def test_a_folder_that_is_gone_is_reported_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
