@@ -315,7 +315,6 @@ def _place_staged(serving: ExitStack) -> None:
 
 
 def _substitute(owner: object, name: str, value: object, serving: ExitStack) -> None:
-    """Set an attribute until the end."""
     if name in vars(owner):
         serving.callback(setattr, owner, name, getattr(owner, name))
     else:
@@ -362,7 +361,7 @@ def where(tensor: torch.Tensor) -> dict[int | None, int]:
     return pages
 
 
-def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path = _LIVE) -> Budget:
+def budget(*, node: int | None = None, num_ranks: int | None = None) -> Budget:
     """Return the memory that this rank may pin, and the memory that it has pinned.
 
     The limit is half of the free memory, divided among the ranks of this host. The free memory is the smallest of three
@@ -371,7 +370,6 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
     Args:
         node: The NUMA node. None: as in `empty`, once CUDA is in use.
         num_ranks: The number of ranks on this host. None: LOCAL_WORLD_SIZE, else one.
-        root: The folder that contains `proc/` and `sys/`; by default the live host.
 
     Returns:
         The limit with its reason, and the bytes that are pinned now.
@@ -391,10 +389,8 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
     if num_ranks is not None and num_ranks < 1:
         raise UsageError(f"num_ranks={num_ranks}: a host has at least one rank", "pass the number of ranks, or None")
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # no CUDA context for a query
-    is_live = root == _LIVE
-    home = _home(node, device) if is_live else find_locality(environ={}, node=node, device_index=device, root=root)
     num_ranks = num_ranks_of(os.environ) if num_ranks is None else num_ranks
-    room = read_room(root, nodes=home.nodes, num_ranks=num_ranks)
+    room = read_room(_LIVE, nodes=_home(node, device).nodes, num_ranks=num_ranks)
     read_stats = getattr(torch.cuda, "host_memory_stats", None)
     torchs = None if read_stats is None else read_stats()  # empty before CUDA is initialized: nothing is locked then
     if torchs is not None:  # torch 2.13 renamed the counter

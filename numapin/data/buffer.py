@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import operator
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
-from torch.utils.data import get_worker_info
 
-from numapin.base.stderr import say
 from numapin.data import packing
 from numapin.data.pinning import sizes_of
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
-
-_reported: Final[set[str]] = set()
 
 
 def batch_buffer(shape: int | Iterable[int], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -38,8 +34,7 @@ def batch_buffer(shape: int | Iterable[int], dtype: torch.dtype | None = None) -
     later batch; so is a sample that the default collate_fn stacks.
 
     Elsewhere (another thread, torch's own loader, a loader with `num_workers=0` or `pinned_budget=0`, no loader) it is
-    an ordinary tensor. In a process that uses CUDA and is no worker it is pinned, so that copies to the GPU need not
-    stage it.
+    an ordinary tensor.
 
     Args:
         shape: A size, or several.
@@ -80,19 +75,8 @@ def batch_buffer(shape: int | Iterable[int], dtype: torch.dtype | None = None) -
     sizes = sizes_of(shape)
     # Untouched, it takes no memory; torch refuses sizes that would fill the machine's.
     ordinary = torch.empty(sizes, dtype=dtype, device="cpu")
-    if get_worker_info() is not None:
-        in_slot = None if ordinary.is_quantized else packing.allocate(ordinary.dtype, sizes)
-        return ordinary if in_slot is None else in_slot
-    if not torch.cuda.is_initialized():
-        return ordinary
-    try:
-        return torch.empty_like(ordinary, pin_memory=True)  # torch's own memory, which it reuses
-    except RuntimeError as error:
-        reason = f"{error}".partition("\n")[0]
-        if reason not in _reported:
-            _reported.add(reason)
-            say(f"warning: batch_buffer() is not pinned: {reason}; see: numapin.pinned.budget()")
-        return ordinary
+    in_slot = None if ordinary.is_quantized else packing.allocate(ordinary.dtype, sizes)
+    return ordinary if in_slot is None else in_slot
 
 
 # --- many pieces of bytes as one array -------------------------------------------------------------------------------

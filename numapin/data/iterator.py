@@ -113,7 +113,6 @@ class LaneIterator(_TorchsIterator):
 
     def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
         self._last_s, self._num_failed = None, 0
-        self._path.publish()  # of an epoch that was left early
         self._lane.reclaim()  # what was dropped since the last batch serves the first tasks
         super()._reset(loader, *arguments, **options)
         if self._transform is not None:
@@ -134,7 +133,6 @@ class LaneIterator(_TorchsIterator):
         try:
             data: object = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
-            self._path.publish()
             if self.is_cut_short:
                 raise NumapinError(
                     "the loader was closed in the middle of this epoch", "close it after its last batch"
@@ -145,7 +143,7 @@ class LaneIterator(_TorchsIterator):
             self._transform.prepare(self._next_arrived(), self._num_yielded + self._num_failed + 1)
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
-        self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s, now_s=now_s)
+        self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s)
         self._last_s = now_s
         return data
 
@@ -267,16 +265,11 @@ def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: 
     """
     if not path.options.balance or not loader.in_order:
         return None
-    if loader._dataset_kind == _DatasetKind.Iterable:
+    if loader._dataset_kind == _DatasetKind.Iterable or has_turns_in_state:
         path.notices.warn(
-            "balance=True changes nothing for an iterable dataset, because each worker has its own share of the "
-            "samples; to take batches as they come, use in_order=False"
-        )
-        return None
-    if has_turns_in_state:
-        path.notices.warn(
-            "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its "
-            "workers; use numapin.DataLoader(balance=True)"
+            "balance=True changes nothing for an iterable dataset, whose workers have their own shares of the samples, "
+            "or for a StatefulDataLoader, whose state depends on the turns of its workers; to take batches as they "
+            "come, use in_order=False"
         )
         return None
     return Balance(loader.num_workers)

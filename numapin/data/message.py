@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from numapin.data.torch_names import ExceptionWrapper
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from weakref import ref
@@ -198,11 +196,3 @@ def packed_sequence(
 ) -> torch.nn.utils.rnn.PackedSequence:
     """Return a PackedSequence on a device; its batch sizes must be on the host."""
     return torch.nn.utils.rnn.PackedSequence(data, torch.tensor(batch_sizes, device="cpu"), *indices)
-
-
-def named_error(module: str, qualified: str, name: str, text: str, where: str) -> ExceptionWrapper:
-    """Return a worker's error whose class only the worker has: a RuntimeError under the same name, with its text."""
-    kind = type(name, (RuntimeError,), {"__module__": module, "__qualname__": qualified})
-    error = ExceptionWrapper((kind, kind(), None), where=where)
-    error.exc_msg = text
-    return error

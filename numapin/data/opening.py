@@ -427,6 +427,5 @@ def _get_device() -> int:
 
 
 def _set_stream(key: tuple[int, int, int]) -> None:
-    """Make a stream and its device the current ones."""
     stream_id, device_index, device_type = key
     torch._C._cuda_setStream(stream_id=stream_id, device_index=device_index, device_type=device_type)  # noqa: SLF001

@@ -39,7 +39,6 @@ from numapin.data.message import (
     buffer,
     encode,
     move,
-    named_error,
     packed_sequence,
 )
 from numapin.data.slots import align, capacity_for, map_memfd, ordinary_memory
@@ -102,7 +101,12 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
     try:
         return packer.pack(number, batch)
     except Exception:  # a user's __reduce__ may raise anything
-        return packer.pack(number, ExceptionWrapper(where=where))
+        error = batch if isinstance(batch, ExceptionWrapper) else ExceptionWrapper(where=where)
+    try:
+        return packer.pack(number, error)
+    except Exception:  # its class cannot be imported; the text names it
+        error.exc_type = RuntimeError
+        return packer.pack(number, error)
 
 
 @dataclass(slots=True, eq=False)
@@ -451,9 +455,6 @@ class Packer(ForkingPickler):
             is_usual = array.flags.forc and array.flags.writeable and array.dtype.byteorder not in "<>"  # "=" is native
             # Others stay in the pickle, which makes them writable, contiguous and native, as from torch.
             return _UNCHANGED if is_usual else array.__reduce__()
-        if type(thing) is ExceptionWrapper and not _can_be_imported(thing.exc_type):
-            kind = thing.exc_type
-            return named_error, (kind.__module__, kind.__qualname__, kind.__name__, thing.exc_msg, thing.where)
         if self.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
         return _UNCHANGED
@@ -604,15 +605,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or tensor._is_zerotensor()  # autograd's zero gradients, which have no memory
         or not tensor.numel()
     )
-
-
-def _can_be_imported(kind: type) -> bool:
-    """Return whether the rank finds a class by its name, which is all that pickle sends of it."""
-    try:
-        pickle.dumps(kind)
-    except Exception:  # it is the user's
-        return False
-    return True
 
 
 def _reduce_by_value(tensor: torch.Tensor) -> tuple[Any, ...]:

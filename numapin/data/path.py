@@ -184,7 +184,6 @@ class Lane:
         pool, self.pool = self.pool, None
         is_usable = False
         try:
-            self._path.publish()
             for head in self.results.forget():
                 if pool is not None:
                     pool.note_inherited(head)
@@ -205,8 +204,7 @@ class DataPath:
         self.options, self.pid = options, os.getpid()
         self.notices = Notices(is_strict=options.strict)
         self.counts, self._totals = Counts(), totals_of(self.pid)
-        self._untold_waited_s = self._untold_stepped_s = self._publish_at_s = 0.0
-        self._num_untold = self._num_bytes_told = 0
+        self._num_bytes_told = 0
         self._idle: list[Pool] = []
         self._pools: list[weakref.ref[Pool]] = []  # open, or with batches; replaced, because any thread may read it
         self._budget_bytes = partial(_budget_bytes, weakref.ref(self))  # each pool has it: else there would be a cycle
@@ -256,7 +254,6 @@ class DataPath:
             reader=_reader,
             budget_bytes=self._budget_bytes,
             report=self.notices.report_refusal,
-            poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
         return Lane(self, opener, partial(self._pool, spec), result_queue)
 
@@ -278,30 +275,12 @@ class DataPath:
             then=loader.worker_init_fn,
         )
 
-    def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:
-        """Count a batch that was yielded, for `stats()` and, every 0.1 s, for `numapin top`."""
+    def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
+        """Count a batch that was yielded, for `stats()` and for `numapin top`."""
         self.counts.note_step(waited_s=waited_s, stepped_s=stepped_s)
         if stepped_s is not None:
-            self._untold_waited_s += waited_s
-            self._untold_stepped_s += stepped_s
-            self._num_untold += 1
-            if now_s >= self._publish_at_s:
-                self._publish_at_s = now_s + 0.1
-                self.publish()
-
-    def publish(self) -> None:
-        """Publish the last steps, in an epoch's end too: no later step would do it."""
-        if not self._num_untold:
-            return
-        num_bytes = self.counts.num_bytes
-        self._totals.add(
-            waited_s=self._untold_waited_s,
-            stepped_s=self._untold_stepped_s,
-            num_steps=self._num_untold,
-            num_bytes=num_bytes - self._num_bytes_told,
-        )
-        self._untold_waited_s = self._untold_stepped_s = 0.0
-        self._num_untold, self._num_bytes_told = 0, num_bytes
+            told, self._num_bytes_told = self._num_bytes_told, self.counts.num_bytes
+            self._totals.add(waited_s=waited_s, stepped_s=stepped_s, num_bytes=self._num_bytes_told - told)
 
     def take_back(self, pool: Pool, *, is_usable: bool) -> None:
         """Keep a pool for the next iterator, or close it."""

@@ -44,23 +44,14 @@ IDLE_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # no comparison in Python, in which Ctrl-C could come
 class Locked:
-    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED.
+    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED."""
 
-    Attributes:
-        memory: Its owner: the last reference unmaps it.
-        address: Its first byte.
-        num_bytes: Its size.
-        device: The device on whose behalf it is registered; every device can use it.
-        nodes: The nodes that all its pages are on (empty: where the memory policy put them). None: it is not reused.
-        num_forks: The value of `IdleBlocks.num_forks` when it was lent.
-    """
-
-    memory: object
+    memory: object  # its owner: the last reference unmaps it
     address: int
     num_bytes: int
-    device: int
-    nodes: CpuSet | None = None
-    num_forks: int = 0
+    device: int  # on whose behalf it is registered; every device can use it
+    nodes: CpuSet | None = None  # that all its pages are on; empty: where the policy put them; None: it is not reused
+    num_forks: int = 0  # the value of `IdleBlocks.num_forks` when it was lent
 
 
 class IdleBlocks:
@@ -350,35 +341,26 @@ class Settler:
         self._idle = [ExitLock() for _ in range(_NUM_THREADS)]  # of threads that do not run
 
     def submit(self, over: Event, job: Callable[[], None]) -> None:
-        """Have a job run, the oldest first, and then set `over`. If no thread can be started, it runs here."""
+        """Have a job run, the oldest first, and then set `over`. Raises RuntimeError if no thread can be started."""
         with self._lock:
             self._jobs[over] = job
         self._serve()
 
     def finish(self, over: Event) -> None:
-        """Wait for the end of a job, which is the next one if it has not begun."""
+        """Wait for the end of a job."""
         if over in self._jobs:
-            with self._lock, suppress(KeyError):  # it has begun meanwhile
-                self._jobs.move_to_end(over, last=False)
             self._serve()  # Ctrl-C may have kept the thread that was meant for it from starting
         over.wait()
 
     def _serve(self) -> None:
-        """Start another thread, up to the limit; if none runs and none can be started, run the jobs here."""
+        """Start another thread, up to the limit; if that fails, one that runs does the jobs."""
         if not self._idle:
             return
         try:
             Thread(target=self._run, name="numapin-settle", daemon=True).start()
         except RuntimeError:
-            while len(self._idle) == _NUM_THREADS:
-                with self._lock:
-                    if not self._jobs:
-                        return
-                    over, job = self._jobs.popitem(last=False)
-                try:
-                    job()
-                finally:
-                    over.set()
+            if len(self._idle) == _NUM_THREADS:
+                raise
 
     def _run(self) -> None:
         with self._lock:

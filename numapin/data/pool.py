@@ -42,30 +42,16 @@ _HANDED_DOWN: Final = 64  # multiprocessing sends a process at most 256 descript
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """The properties of a pool.
+    """The properties of a pool."""
 
-    Attributes:
-        num_workers: The number of workers that use it.
-        prefetch: The number of tasks that each of them may have.
-        locality: Where the memory belongs.
-        device: The device on whose behalf memory is pinned.
-        driver: Pins the memory; None: it stays pageable.
-        reader: Finds the driver of GPUs that may still read a slot after its last reference is gone. None: there are
-            none.
-        budget_bytes: Asked before a slot is kept for good (None: no limit).
-        report: Reports a refusal.
-        poison: Overwrite slots that are free.
-    """
-
-    num_workers: int
-    prefetch: int
-    locality: Locality
-    device: int
-    driver: Driver | None
-    reader: Callable[[], Driver | None]
-    budget_bytes: Callable[[], int | None]
-    report: Callable[[str], None]
-    poison: bool = False
+    num_workers: int  # that use it
+    prefetch: int  # tasks that each of them may have
+    locality: Locality  # where the memory belongs
+    device: int  # on whose behalf memory is pinned
+    driver: Driver | None  # pins the memory; None: it stays pageable
+    reader: Callable[[], Driver | None]  # of GPUs that may read a slot after its last reference; None: none
+    budget_bytes: Callable[[], int | None]  # asked before a slot is pinned; None: no limit
+    report: Callable[[str], None]  # reports a refusal
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
@@ -113,9 +99,6 @@ class Pool:
             self.spec.report(note)
         for number in head.report.refused:
             self._give_up(self._granted[worker].pop(number, None))
-        if self.spec.poison:
-            for slot in self.slots:
-                slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.report.kept)
         self.note_inherited(head)
         if head.slot == NO_SLOT:
             return NO_MEMORY, None
@@ -124,7 +107,6 @@ class Pool:
             view[:] = head.small
             return view, None
         slot = self._adopt(head) if head.made_bytes else self._granted[worker].pop(head.slot)
-        slot.is_unkept = False
         view = slot.lend(head.slot_bytes, self._ended.append)
         if self._is_closed:  # meanwhile, by another thread
             slot.let_go(self.spec.driver)
@@ -137,7 +119,6 @@ class Pool:
                 self._slots[number].is_inherited = True
 
     def _adopt(self, head: Head) -> Slot:
-        """Take over a slot that a worker has made."""
         fd = None
         try:
             fd = self.arrivals.take(head.slot)
@@ -187,12 +168,6 @@ class Pool:
                 while len(self.quarantine) > _SPARE and time.monotonic() < until_s and not is_capturing():
                     time.sleep(_LOOK_S)
                     self._take_passed()
-        if self.spec.poison:
-            # Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
-            for slot in itertools.chain.from_iterable(self._free):
-                if slot.is_unkept:
-                    slot.poison()
-                    slot.is_unkept = False
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
@@ -256,8 +231,6 @@ class Pool:
         for slot in set(self.slots).difference(*self._free):
             if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
                 self._give_up(slot)
-        for slot in self._slots.values():
-            slot.is_unkept = True
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""

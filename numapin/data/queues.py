@@ -157,7 +157,6 @@ class Channel:
 
 
 def _frames(message: bytes, writer: int) -> list[bytes]:
-    """Return the frames of a message."""
     frames = []
     for start in range(0, max(1, len(message)), _ROOM):
         part = message[start : start + _ROOM]

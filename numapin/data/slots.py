@@ -31,7 +31,6 @@ _TAIL: Final = 10  # one batch in this many may be larger than expected; a singl
 _MAX_RATIO: Final = 2  # a slot may be this many times as large as the expected size
 _STEPS: Final = 8  # sizes of slots per power of two, so that batches of slightly different sizes share slots
 _REVIEW_EVERY: Final = 64  # returned slots between two looks at how many were never in use
-_POISON: Final = 0xA5
 
 
 def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
@@ -89,37 +88,21 @@ class Lease(weakref.ref[memory.Window]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slot:
-    """A slot. `owner` unmaps the memory with its last reference.
+    """A slot. `owner` unmaps the memory with its last reference."""
 
-    Attributes:
-        number: The number, unique in the loader's lifetime.
-        fd: The descriptor with which the worker's successor gets the memory. None: the slot is not used again.
-        num_bytes: The size.
-        worker: The number of the worker that made it. Only this one, or its successor, writes to it.
-        is_private: Whether only our own copies read what was lent. They refer to it until they have ended.
-        is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
-        is_inherited: Whether a child that was forked may read what was lent.
-        is_let_go: Whether nothing here refers to it, and it is never lent again, so that it must not be pinned.
-        is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
-        settled: What is set then, or when Python ends first. None: it has not been asked for.
-        pages: Pages per node as the kernel reports them; None if it does not.
-        pinned_on: The device on whose behalf it is pinned; None if it is pageable.
-    """
-
-    number: int
-    fd: int | None
+    number: int  # unique in the loader's lifetime
+    fd: int | None  # with which the worker's successor gets the memory; None: the slot is not used again
     num_bytes: int
     address: int
     owner: torch.Tensor
-    worker: int
-    is_private: bool = False
-    is_unkept: bool = False
-    is_let_go: bool = False
-    is_settled: bool = False
-    settled: Event | None = None
-    is_inherited: bool = False
-    pages: Mapping[int | None, int] | None = None
-    pinned_on: int | None = None
+    worker: int  # that made it; only this one, or its successor, writes to it
+    is_private: bool = False  # only our own copies read what was lent; they refer to it until they have ended
+    is_let_go: bool = False  # nothing here refers to it, and it is never lent again, so that it must not be pinned
+    is_settled: bool = False  # the kernel was asked where the pages lie, and the driver to pin them
+    settled: Event | None = None  # is set then, or when Python ends first; None: it has not been asked for
+    is_inherited: bool = False  # a child that was forked may read what was lent
+    pages: Mapping[int | None, int] | None = None  # per node as the kernel reports them; None if it does not
+    pinned_on: int | None = None  # the device on whose behalf it is pinned; None if it is pageable
     lease: Lease | None = None
 
     @property
@@ -162,11 +145,6 @@ class Slot:
         if not self.is_settled and self.settled is not None:
             settlers[os.getpid()].finish(self.settled)
         return self.pinned_on is not None
-
-    def poison(self) -> None:
-        """Overwrite the memory, so that code that still reads it gets wrong values."""
-        window = memory.view_of(memory.window(self.address, self.num_bytes, owner=self.owner))
-        torch.frombuffer(window, dtype=torch.uint8).fill_(_POISON)
 
     def retire(self) -> None:
         """Close the descriptor: the memory goes when the last batch over it is gone."""

@@ -38,25 +38,6 @@ if TYPE_CHECKING:
         _StatefulSingleProcessDataLoaderIter,
     )
 
-__all__ = [
-    "MP_STATUS_CHECK_INTERVAL",
-    "ExceptionWrapper",
-    "_BaseDataLoaderIter",
-    "_DatasetKind",
-    "_IterableDatasetStopIteration",
-    "_MultiProcessingDataLoaderIter",
-    "_SingleProcessDataLoaderIter",
-    "_StatefulMultiProcessingDataLoaderIter",
-    "_StatefulSingleProcessDataLoaderIter",
-    "_rebuild_from_type_v2",
-    "_rebuild_tensor_v2",
-    "_rebuild_tensor_v3",
-    "_remove_worker_pids",
-    "_set_worker_pids",
-    "collate",
-    "collate_tensor_fn",
-]
-
 TORCH, TORCHDATA = "torch", "torchdata"
 STATEFUL: Final = "torchdata.stateful_dataloader.stateful_dataloader"
 LAST: Final = {TORCH: "2.15", TORCHDATA: "0.11"}
@@ -136,13 +117,12 @@ CUDA_NAMES: Final = ("_cuda_getCurrentRawStream", "_cuda_getCurrentStream", "_cu
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - of many types
     """Return a private name of torch, or a stand-in for a missing one. Raises AttributeError for another name."""
-    if name in __all__:
-        for module, names in NAMES.items():
-            if name in {known.partition(".")[0] for known in names}:
-                place = None
-                with suppress(ImportError):
-                    place = import_module(module)
-                return getattr(place, name, type(name, (), {}))
+    for module, names in NAMES.items():
+        if name in {known.partition(".")[0] for known in names}:
+            place = None
+            with suppress(ImportError):
+                place = import_module(module)
+            return getattr(place, name, type(name, (), {}))
     raise AttributeError(name)
 
 
@@ -247,7 +227,6 @@ def _compiled(path: Path) -> CodeType | None:
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of the classes and functions inside."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield inner

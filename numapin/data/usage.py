@@ -42,40 +42,24 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderUsage:
-    """The loaders of one process.
+    """The loaders of one process."""
 
-    Attributes:
-        rank: The rank that the process belongs to.
-        restart: The number of restarts of the job before the process started.
-        is_complete: Whether the process wrote this at its end. Else later loaders and batches are missing.
-        num_loaders: Loaders that took numapin's path.
-        num_batches: The batches that these yielded.
-        outside: The batches among them that did not travel in slots as a whole.
-        others: The loaders that did not take the path; a reason names the line, e.g. "num_workers=0 (train.py:12)".
-    """
-
-    rank: int
-    restart: int
-    is_complete: bool
-    num_loaders: int
-    num_batches: int
-    outside: Annotated[tuple[Shortfall, ...], AtMost(_MAX_ENTRIES)]
-    others: Annotated[tuple[Shortfall, ...], AtMost(_MAX_ENTRIES)]
+    rank: int  # that the process belongs to
+    restart: int  # restarts of the job before the process started
+    is_complete: bool  # written at the process's end; else later loaders and batches are missing
+    num_loaders: int  # that took numapin's path
+    num_batches: int  # that these yielded
+    outside: Annotated[tuple[Shortfall, ...], AtMost(_MAX_ENTRIES)]  # batches that were not in slots as a whole
+    others: Annotated[tuple[Shortfall, ...], AtMost(_MAX_ENTRIES)]  # loaders; e.g. "num_workers=0 (train.py:12)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUsage:
-    """The loaders of a job on one host, from all its processes and restarts.
+    """The loaders of a job on one host, from all its processes and restarts."""
 
-    Attributes:
-        usages: The records of the processes.
-        ranks: All ranks that ran on the host. Those without a record iterated no loader, or could not write one.
-        unread: What kept records from being written or read.
-    """
-
-    usages: tuple[LoaderUsage, ...]
-    ranks: frozenset[int]
-    unread: tuple[str, ...] = ()
+    usages: tuple[LoaderUsage, ...]  # the records of the processes
+    ranks: frozenset[int]  # that ran on the host; those without a record iterated no loader, or could not write one
+    unread: tuple[str, ...] = ()  # what kept records from being written or read
 
     @property
     def all_took_it(self) -> bool:

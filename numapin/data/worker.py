@@ -210,25 +210,17 @@ class Stacker:
         num_parts = min(self._num_threads, len(batch))
         cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
         first, *others = [partial(stack, batch[begin:end], out=out[begin:end]) for begin, end in pairwise(cuts)]
-        waits = [self._begin(other) for other in others]
+        try:
+            waits = [self._pool.submit(other).result for other in others]
+        except RuntimeError:  # no thread can be started, but the work is queued: another thread would do it too late,
+            self._pool.shutdown()  # when the batch may have been sent
+            raise
         try:
             first()
         finally:
             for wait in waits:
                 wait()
         return out
-
-    def _begin(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Start work on a thread; return a function that waits for its end, or does it if no thread can be started.
-
-        The pool has queued such work all the same: its other threads must have ended, or one of them would write to
-        the batch's memory once more, when the batch may have been sent.
-        """
-        try:
-            return self._pool.submit(work).result
-        except RuntimeError:
-            self._pool.shutdown()
-            return work
 
 
 def _can_stack(batch: Any) -> bool:

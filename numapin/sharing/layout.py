@@ -15,7 +15,7 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import ItemsView, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from numbers import Number
@@ -262,16 +262,6 @@ class _Items(ItemsView[Any, Any]):
         return zip(self._mapping, self._mapping.entries, strict=True)
 
 
-class _Values(ValuesView[Any]):
-    """The values of a dict; iteration looks up no key."""
-
-    _mapping: SharedDict
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the values in the order of the keys."""
-        return iter(self._mapping.entries)
-
-
 class SharedDict(_Shared, Mapping[Any, Any]):
     """A dict in shared memory. It cannot be changed; each access creates a new copy of the value."""
 
@@ -294,9 +284,9 @@ class SharedDict(_Shared, Mapping[Any, Any]):
         """Return a view of the items."""
         return _Items(self)
 
-    def values(self) -> ValuesView[Any]:
-        """Return a view of the values."""
-        return _Values(self)
+    def values(self) -> SharedList:  # type: ignore[override] # it has all that a ValuesView has
+        """Return the values, which are a list in shared memory."""
+        return self.entries
 
     def __getitem__(self, key: object) -> Any:  # noqa: ANN401 - data of any kind
         """Return the value of a key."""

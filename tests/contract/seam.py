@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.data import buffer, install, iterator, queues, torch_names
+from numapin.data import install, iterator, queues, torch_names
 from numapin.data.balance import Balance
 from numapin.data.message import Miss
 from numapin.data.packing import MOST_KEPT, Packer

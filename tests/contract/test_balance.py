@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,9 +13,9 @@ from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
 
 import numapin
 from numapin.errors import UsageError
-from tests.contract.datasets import CountingSampler, Made, Raise, Rows, Stream, kill_worker, rows_with
+from tests.contract.datasets import CountingSampler, Made, Rows, Stream
 from tests.contract.seam import Balance
-from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
+from tests.contract.watching import TORCH, assert_as_torch, assert_same_seen, watch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
 
@@ -95,28 +93,6 @@ CASES: Final[dict[str, dict[str, Any]]] = {
 def test_the_same_batches_as_torch(name: str) -> None:
     """Batches, their order, errors and the rank's own random draws equal torch's, over epochs that end early, too."""
     assert_as_torch(BALANCED, lambda: CASES[name], (None, 3, None))
-
-
-def test_the_same_errors_as_torch() -> None:
-    """An error is raised in its batch's place. Its text names the worker, which may be another than torch's."""
-    arguments: dict[str, Any] = {"dataset": rows_with(Raise(ValueError), at=9), "batch_size": 2, "num_workers": 3}
-    ours, theirs = (watch(partial(made, **arguments), (None, 3, None)) for made in (BALANCED, TORCH))
-    assert_same_seen(_of_any_worker(ours), _of_any_worker(theirs))
-    assert sum(isinstance(event, Failure) for events in theirs.epochs for event in events) == 2
-
-
-def _of_any_worker(seen: Seen) -> Seen:
-    def without_number(event: Any) -> Any:
-        is_failure = isinstance(event, Failure)
-        return replace(event, text=re.sub(r"process \d+", "process", event.text)) if is_failure else event
-
-    return replace(seen, epochs=tuple(tuple(map(without_number, events)) for events in seen.epochs))
-
-
-def test_a_worker_that_dies() -> None:
-    """It is torch's error, no wait forever."""
-    with pytest.raises(RuntimeError, match=r"killed by|exited unexp"):
-        list(BALANCED(rows_with(kill_worker, at=7), batch_size=2, num_workers=3))
 
 
 def test_as_many_batches_ahead_as_torch() -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, g
 import numapin
 from numapin.errors import UsageError
 from tests.contract.datasets import Made, Raise, row
-from tests.contract.seam import Packer, buffer
+from tests.contract.seam import Packer
 from tests.contract.watching import TORCH, LoaderClass
 
 BATCH, NUM_BATCHES = 4, 12
@@ -190,20 +190,3 @@ def test_outside_a_worker_it_is_an_ordinary_tensor() -> None:
         numapin.batch_buffer(1 << 60)
     with pytest.raises(TypeError):
         numapin.batch_buffer((2.5,))  # type: ignore[arg-type]
-
-
-def test_pinned_once_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A process that uses CUDA gets pinned memory; if that is refused, an ordinary tensor and one warning."""
-    asked: list[dict[str, object]] = []
-
-    def refuse(*_: object, **options: object) -> torch.Tensor:
-        asked.append(options)
-        raise RuntimeError("CUDA error: out of memory\nCompile with ...")
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch, "empty_like", refuse)
-    monkeypatch.setattr(buffer, "_reported", set())
-    assert [tuple(numapin.batch_buffer((3, 4)).shape) for _ in range(2)] == [(3, 4)] * 2
-    assert asked == [{"pin_memory": True}] * 2
-    err = capsys.readouterr().err
-    assert err.count("not pinned: CUDA error: out of memory; see: numapin.pinned.budget()") == 1

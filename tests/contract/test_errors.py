@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import signal
 import threading
@@ -10,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ from tests.contract.datasets import (
     rows_with,
 )
 from tests.contract.describe import name_of
-from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, events, failure, pass_first_batches
+from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, events, failure
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -186,15 +184,14 @@ def decode() -> None:
     "options", [{"dataset": rows_with(decode, at=3, size=6)}, {"collate_fn": lambda _: Reduced(decode)}]
 )
 def test_an_error_that_cannot_be_pickled(own_class: LoaderClass, options: dict[str, Any]) -> None:
-    """It has its own name, message and traceback, where torch waits forever; the loader continues."""
+    """It is a RuntimeError with its message and traceback, where torch waits forever; the loader continues."""
     arguments: dict[str, Any] = {"dataset": Rows(6), "batch_size": 2, "num_workers": 1} | options
     told = list(events(iter(own_class(**arguments))))
     failures = [event for event in told if isinstance(event, Failure)]
     assert (len(told), len(failures)) == (3, 1 if "dataset" in options else 3)
     for each in failures:
-        assert (each.kind.__name__, each.kind.__module__) == ("TruncatedError", __name__)
-        assert issubclass(each.kind, RuntimeError)
-        assert each.text.startswith("Caught TruncatedError in DataLoader worker process 0.\nOriginal Traceback")
+        assert each.kind is RuntimeError
+        assert each.text.startswith("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback")
         assert each.text.endswith(".TruncatedError: image 17.jpg is truncated\n")
         assert "in decode\n" in each.text
 
@@ -222,17 +219,6 @@ def test_a_worker_that_dies(loader_class: LoaderClass, act: Callable[[], object]
     assert len(texts) == 1 or texts[0] == "DataLoader worker (pid) exited unexpectedly"
     del iterator, caught
     assert not multiprocessing.active_children()
-
-
-def test_a_worker_killed_while_the_ring_runs(loader_class: LoaderClass) -> None:
-    """A worker that is killed is reported at one of the next batches, and the batches in hand do not change."""
-    loader = loader_class(Rows(2000, delay_s=0.001), batch_size=2, num_workers=2)
-    iterator: Any = iter(loader)
-    held = [batch["x"] for batch in pass_first_batches(loader, iterator)]
-    expected = [batch.clone() for batch in held]
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
-        list(itertools.chain(map(methodcaller("kill"), iterator._workers[1:]), iterator))
-    assert all(map(torch.equal, held, expected))
 
 
 def test_timeout(loader_class: LoaderClass) -> None:

@@ -69,24 +69,6 @@ def warmed(loader_class: LoaderClass) -> dict[str, int]:
     return holdings()
 
 
-def test_what_is_left_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe, a thread, a child and a shared map show, so the tests below can fail."""
-    monkeypatch.setattr(sys.modules[__name__], "PATIENCE_S", 0)
-    before, end = holdings(), threading.Event()
-    pipe = multiprocessing.Pipe()
-    memory = mmap.mmap(-1, mmap.PAGESIZE)
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
-    child.start()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    found = grown(before)
-    child.kill()
-    child.join()
-    end.set()
-    thread.join()
-    assert found == list(before), (pipe, memory)
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_abandoned_many_times(loader_class: LoaderClass, monkeypatch: pytest.MonkeyPatch, *, persistent: bool) -> None:
     """Thirty epochs of one loader, each abandoned after some batches, hold no more than ten."""

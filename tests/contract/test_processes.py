@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import pytest
 from tests.contract import rank
 from tests.contract.rank import LOOK_S
 from tests.contract.watching import TORCH, LoaderClass
-from tests.data.warm import ENVIRON, ROOT, forker
+from tests.data.warm import ENVIRON, ROOT, forker, run_script
 from tests.integration.forking import CommandLine, Forked
 from tests.waiting import gone, wait_until
 
@@ -128,46 +127,24 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
         assert (program.process.returncode, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
 
 
-NOTES_IMPORTS = """
-import os, sys
-
-class Notes:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "numapin", "users_own"):
-            with open(os.environ["NOTED"], "a") as file:
-                file.write(f"{os.getpid()} {name}\\n")
-
-sys.meta_path.insert(0, Notes())
-"""
 FORK_SERVER = """
-import multiprocessing, os, sys
+import multiprocessing
+from multiprocessing import forkserver
+import numapin
 
-def main():
-    import numapin
-
+if __name__ == "__main__":
     multiprocessing.set_forkserver_preload(users_own := ["users_own"])
     for _ in range(2):
         print(*map(int, numapin.DataLoader([1, 2, 3, 4], num_workers=2, multiprocessing_context="forkserver")))
     assert users_own == ["users_own"]
-    print(os.getpid())
-
-if __name__ == "__main__":
-    main()
+    print(*forkserver._forkserver._preload_modules)
 """
 
 
 def test_a_fork_server_imports_for_all_workers(tmp_path: Path) -> None:
-    """torch, numapin and the modules that the user preloads are imported once for the workers of all epochs."""
-    for name, text in (("sitecustomize", NOTES_IMPORTS), ("program", FORK_SERVER), ("users_own", "")):
-        (tmp_path / f"{name}.py").write_text(text)
-    noted = tmp_path / "noted"
-    environ = os.environ | {"PYTHONPATH": str(tmp_path), "NOTED": str(noted)}
-    ran = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, env=environ, text=True, capture_output=True, check=True
-    )
-    *epochs, rank = ran.stdout.splitlines()
-    assert epochs == ["1 2 3 4"] * 2
-    imports = [line.split() for line in noted.read_text().splitlines()]
-    (server,) = {pid for pid, _name in imports} - {rank}
-    names = [name for pid, name in imports if pid == server]
-    assert {"torch", "numapin.data.worker", "users_own"} <= set(names)
+    """It imports numapin's modules, which import torch, once for all workers, and those that the user preloads."""
+    (tmp_path / "users_own.py").touch()
+    status, out, err = run_script(tmp_path, FORK_SERVER)
+    *epochs, preloaded = out.splitlines()
+    assert (status, epochs) == (0, ["1 2 3 4"] * 2), err
+    assert {"users_own", "numapin.data.worker"} <= set(preloaded.split())

@@ -18,11 +18,9 @@ import numapin
 from tests.contract.datasets import Rows, Seeds, Stream
 from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import install, iterator
-from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, failure, pass_first_batches, watch
+from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, pass_first_batches, watch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
-
-FROZEN = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 OWN = ("device", "pinned_budget", "node", "strict")
 GIVEN: dict[str, Any] = {
     "dataset": Rows(20),
@@ -50,14 +48,6 @@ def test_signature(loader_class: LoaderClass) -> None:
     assert {p.kind for p in ours[len(theirs) :]} <= {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_own_options(own_class: LoaderClass) -> None:
-    """The loader's own options are optional and are readable attributes."""
-    parameters, loader = inspect.signature(own_class).parameters, own_class(Rows())
-    expected = [(name, False if name == "strict" else None) for name in OWN]
-    assert [(name, parameters[name].default) for name in OWN] == expected
-    assert [(name, getattr(loader, name)) for name in OWN] == expected
-
-
 @pytest.mark.parametrize("given", [{"dataset": Rows(4)}, GIVEN, {"dataset": Stream(3), "batch_size": None}], ids=len)
 def test_attributes(loader_class: LoaderClass, given: dict[str, Any]) -> None:
     """Every argument that torch keeps is an attribute with the same name, and is the object that was passed."""
@@ -68,17 +58,6 @@ def test_attributes(loader_class: LoaderClass, given: dict[str, Any]) -> None:
     for name, value in given.items():
         assert getattr(ours, name) is value or getattr(ours, name) == value, name
     assert vars(theirs).keys() <= vars(ours).keys()  # Lightning reads vars()
-
-
-@pytest.mark.parametrize("name", FROZEN)
-def test_frozen_attributes(loader_class: LoaderClass, name: str) -> None:
-    """Setting these attributes on an existing loader is torch's error."""
-    errors = []
-    for kind in (loader_class, TORCH):
-        with pytest.raises(ValueError, match=f"{name} attribute should not be set after") as caught:
-            setattr(kind(Rows()), name, 2)
-        errors.append(failure(caught.value))
-    assert errors[0] == errors[1]
 
 
 def test_class(loader_class: LoaderClass) -> None:

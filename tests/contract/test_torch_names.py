@@ -90,9 +90,8 @@ def test_this_torch_is_known() -> None:
     packages = (TORCH, *((TORCHDATA,) if find_spec(TORCHDATA) else ()))
     assert [torch_names.why_off(package) for package in packages] == [""] * len(packages)
     assert [torch_names.explained_in(SITE, package, "") for package in packages] == [""] * len(packages)
-    for name in torch_names.__all__:
-        if name.startswith("_Stateful") and TORCHDATA not in packages:
-            continue
+    of_both = {(module, name.partition(".")[0]) for module, names in NAMES.items() for name in names}
+    for name in {name for module, name in of_both if module.partition(".")[0] in packages}:
         assert getattr(getattr(torch_names, name), "__module__", "torch") != "numapin.data.torch_names"
 
 

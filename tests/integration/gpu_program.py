@@ -6,10 +6,8 @@ import gc
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import time
-import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,7 +23,6 @@ from tests.integration.gpu_loading import (
     MIB,
     Filled,
     assert_no_error_is_pending,
-    is_right,
     warmed,
     wrong_ones,
 )
@@ -91,17 +88,6 @@ def vanish(what: str) -> None:
     wait_until(lambda: not PINNED.total, limit_s=2)
     say(json.dumps({"wrong": wrong, "pinned_bytes": PINNED.total}))
     del kept
-
-
-def limited(kind: str) -> None:
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
-    torch.ones(1, device="cuda")
-    options: dict[str, Any] = {"device": "cuda"} if kind == "device" else {"pin_memory": True}
-    loader: Any = numapin.DataLoader(Filled(800, 1 << 16), BATCH, num_workers=2, **options)
-    wrong = [n for n, batch in enumerate(loader) if not is_right(batch.to("cuda", non_blocking=True), n)]
-    assert_no_error_is_pending()
-    stats = loader.stats()
-    say(json.dumps({"wrong": wrong, "batches": stats.batches, "hits": stats.hits, "notes": stats.notes}))
 
 
 def use(way: str, **options: Any) -> list[Any]:
@@ -202,25 +188,6 @@ def unguarded(_: str) -> None:
     say(str(fork_and_collect(held)))
 
 
-def keep(_: str) -> None:
-    """Print how many memories of batches are known to forks while they are kept, as views only, and after that."""
-    held = [batch[1:, :5] for batch in use("kept", device="cuda")]
-    numbers = [len(forking._on_devices)]
-    seen = [weakref.ref(batch.untyped_storage()) for batch in held]
-    held.clear()
-    say(json.dumps([*numbers, len(forking._on_devices), sum(reference() is not None for reference in seen)]))
-
-
-def validate(_: str) -> None:
-    """Train with numapin's loader and validate with torch's, for 20 epochs; print the number of wrong batches."""
-    train_loader: Any = numapin.DataLoader(Filled(80), BATCH, num_workers=2, device="cuda")
-    validation: Any = DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)
-    wrong = 0
-    for _epoch in range(20):
-        wrong += len(wrong_ones(list(train_loader), 0)) + len(wrong_ones(list(validation), 0))
-    say(str(wrong))
-
-
 def garbage(place: str) -> None:
     options: dict[str, Any] = {"device": "cuda"} if place == "device" else {"pin_memory": True}
     torch.empty(1, device="cuda")
@@ -228,7 +195,7 @@ def garbage(place: str) -> None:
     say(json.dumps({way: left_by(lambda way=way: use(way, **options)) for way in ways}))  # type: ignore[misc]
 
 
-SCENES = (train, capture, vanish, limited, fork, unguarded, keep, validate, garbage)
+SCENES = (train, capture, vanish, fork, unguarded, garbage)
 
 if __name__ == "__main__":
     with moving() if "FAKE_CUDA_CHILD_ABORTS" in os.environ else nullcontext():

@@ -158,7 +158,7 @@ class TestTakingOver:
         assert (done.status, done.out) == (0, f"{is_balanced}\n"), done.err
         if find_spec("torchdata"):
             assert "numapin: dataloader: 2 loaders, 28 batches by numapin\n" in done.err
-            assert done.err.count("balance=True changes nothing for a StatefulDataLoader") == is_balanced
+            assert done.err.count("balance=True changes nothing for") == is_balanced
 
     @pytest.mark.parametrize("options", [[], ["--dataloader", "torch"]], ids=["default", "torch"])
     def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
@@ -251,26 +251,6 @@ def test_the_users_sitecustomize(tmp_path: Path, path: str | None, text: str, st
     ends = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
     assert ends[0] == ends[1]
     assert ends[0].status == status
-
-
-def test_a_broken_sitecustomize(tmp_path: Path) -> None:
-    """A broken sitecustomize of the user does not disable --dataloader."""
-    script(tmp_path, "1 / 0", "sitecustomize.py")
-    path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
-    done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert (done.status, done.out) == (0, "installed\ntaken\n")
-    assert "ZeroDivisionError" in done.err
-
-
-def test_usercustomize(tmp_path: Path) -> None:
-    """The user's usercustomize runs afterwards."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    folder = tmp_path / "lib" / version / "site-packages"
-    folder.mkdir(parents=True)
-    script(folder, "print('usercustomize')", "usercustomize.py")
-    for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
-        done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
-        assert (done.out, done.err) == ("usercustomize\n", "")
 
 
 class TestWhereItCannotWork:

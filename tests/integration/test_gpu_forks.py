@@ -48,19 +48,9 @@ def test_children_beside_pinned_batches(way: str) -> None:
     assert_children_live(run_program("fork", f"host {way}"))
 
 
-def test_memory_of_batches_is_known_to_forks(run: Callable[[str, str], str]) -> None:
-    """The memory of 20 kept batches is known, whatever view is left of it, and forgotten with the last one."""
-    assert json.loads(run("keep", "")) == [20, 0, 0]
-
-
 def test_the_guard_is_needed(run: Callable[[str, str], str]) -> None:
     """A child that may free the memory of a batch is aborted by torch."""
     assert run("unguarded", "").strip() == str(-signal.SIGABRT)
-
-
-def test_training_beside_torchs_loader(run: Callable[[str, str], str]) -> None:
-    """Twenty epochs with numapin's loader for training and torch's for validation, whose workers collect garbage."""
-    assert run("validate", "").strip() == "0"
 
 
 def test_no_garbage_in_cycles(run: Callable[[str, str], str]) -> None:

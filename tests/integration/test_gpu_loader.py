@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,6 @@ import torch
 from torch.utils.data import Dataset
 
 import numapin
-from tests.contract.zoo import Pinnable
-from tests.integration import launching
 from tests.integration.gpu_loading import (
     BATCH,
     CYCLES,
@@ -28,7 +24,6 @@ from tests.integration.gpu_loading import (
     copies_to_device,
     cuda,
     is_right,
-    lies_in_slot,
     uses_gpu,
     warmed,
     wrong_ones,
@@ -153,28 +148,6 @@ class TestMoving:
         assert wrong_ones(batches, first) == []
 
 
-def in_pairs(samples: list[torch.Tensor]) -> dict[str, Any]:
-    batch = torch.stack(samples)
-    return {"x": batch, "part": batch[1:, 3:9], "label": batch[:, 0].clone(), "mine": Pinnable(batch + 1)}
-
-
-def test_pinned_already() -> None:
-    """Tensors and views are pinned, .pin_memory() returns the same memory, a type's own pin_memory() is called."""
-    with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
-        iterator, number = warmed(loader)
-        batch = next(iterator)
-        assert lies_in_slot(loader, batch["x"])
-        assert lies_in_slot(loader, batch["mine"].data)
-        del iterator
-    tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
-    assert all(tensor.is_pinned() for tensor in tensors)
-    assert all(tensor.pin_memory().data_ptr() == tensor.data_ptr() for tensor in tensors)
-    assert batch["mine"].pinned
-    assert batch["mine"].data.is_pinned()
-    assert is_right(batch["x"], number)
-    assert is_right(batch["mine"].data - 1, number)
-
-
 def test_no_allocation_in_steady_state() -> None:
     """Once slots are reused, CUDA's host allocator gets no further requests."""
     tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
@@ -192,66 +165,6 @@ def test_no_allocation_in_steady_state() -> None:
         assert loader.stats().hits - hits >= 90, loader.stats()
         del iterator
     assert_no_error_is_pending()
-
-
-UNMODIFIED = """
-import time, torch
-from torch.utils.data import DataLoader, Dataset
-
-class Rows(Dataset):
-    def __len__(self):
-        return 1200
-    def __getitem__(self, index):
-        return torch.full((1 << 16,), index, dtype=torch.int32)
-
-wrong, not_pinned = [], 0
-loader = DataLoader(Rows(), batch_size=4, num_workers=2, pin_memory=True)
-for number, batch in enumerate(loader):
-    not_pinned += not batch.is_pinned()
-    batch = batch.to("cuda", non_blocking=True)
-    if batch[:, -1].tolist() != list(range(4 * number, 4 * number + 4)):
-        wrong.append(number)
-    time.sleep(0.002)
-"""
-TELL = """
-import json
-from numapin.data.path import PathOptions, path_of
-print(json.dumps({"wrong": wrong, "not_pinned": not_pinned, "hits": path_of(loader, PathOptions()).stats().hits}))
-"""
-
-
-def test_an_unmodified_script(tmp_path: Path) -> None:
-    """`numapin run --dataloader=numapin` gives torch's own DataLoader pinned batches from slots."""
-    pytest.importorskip("click", reason="numapin run needs click")
-    path = launching.script(tmp_path, UNMODIFIED + TELL)
-    done = launching.numapin("run", "--nproc-per-node", "1", "--quiet", "--dataloader=numapin", path)
-    assert done.status == 0, done.err
-    told = json.loads(done.out.splitlines()[-1])
-    assert told["hits"] > 100, done.err
-    assert (told["wrong"], told["not_pinned"]) == ([], 0)
-
-
-LEAVES_WHILE_PINNING = """
-import numapin
-from tests.integration.gpu_loading import Filled
-batches = iter(numapin.DataLoader(Filled(), batch_size=4, num_workers=4, pin_memory=True, persistent_workers=True))
-for _ in range(40):
-    next(batches)
-"""
-
-
-def test_exit_while_batches_are_pinned() -> None:
-    """A program may end while torch's pin thread opens batches: Python aborts if that thread is still in C++ then."""
-    for _ in range(3):
-        ended = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", LEAVES_WHILE_PINNING],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 WITHOUT_A_NAME = """

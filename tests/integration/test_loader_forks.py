@@ -5,7 +5,6 @@ To simulate the hang, a child waits in an at-fork handler that runs before numap
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
 import signal
@@ -14,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,21 +132,6 @@ def test_one_that_may_only_be_slow(
     assert capfd.readouterr().err == ""
 
 
-def test_a_start_that_fails_is_its_own_error(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start that fails raises its own error, and no process that was never started is waited for."""
-    forks.num_to_hang = 1
-    loader = iter(numapin.DataLoader(NUMBERS, 4, num_workers=2))
-
-    def refuse() -> int:
-        raise BlockingIOError(errno.EAGAIN, "no more processes")
-
-    with monkeypatch.context() as changed:
-        changed.setattr(os, "fork", refuse)
-        with pytest.raises(BlockingIOError, match="no more processes"):
-            list(loader)
-    del loader
-
-
 @pytest.mark.parametrize("hangs", ["lock.acquire()", "pass"])
 def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> None:
     """A hung worker that is left at exit blocks nothing, stopped or not, also if the script handles SIGTERM."""
@@ -228,29 +211,6 @@ def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkey
             next(loader)
     assert wait_until(lambda: state_of(process.pid) == "S", limit_s=60)
     assert len(list(loader)) == ROWS // 4
-
-
-def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
-    """If no descriptors are left, workers cannot be inspected, but the iterator and its workers still end."""
-    _require_good_end(
-        tmp_path,
-        "import resource\n"
-        "hang = False\n"
-        "hold = iter(numapin.DataLoader(range(8), num_workers=2))\n"
-        "next(hold)\n"
-        "hold._context._page[0] = 0\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
-        "workers = hold._workers\n"
-        "del hold\n"
-        "assert not any(worker.is_alive() for worker in workers)\n",
-    )
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_methods_know_of_none(method: str) -> None:
-    """Workers of other start methods inherit no locks, so a slow one is left alone."""
-    context = forking.Context(multiprocessing.get_context(method), (), lambda _: HandedDown(list), num_workers=1)
-    assert context.hung([SimpleNamespace(pid=os.getppid())]) == []  # type: ignore[list-item] # it sleeps
 
 
 # CUDA is simulated. Each fork has garbage to inherit, and its child makes enough objects to start a collection. The

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import threading
 import warnings
 from typing import Final
 
@@ -94,20 +93,6 @@ def test_one_writer_that_is_not_read_meanwhile(script: list[int]) -> None:
     assert receive(channel, 1) == messages(0, script)
     with pytest.raises(queue.Empty):
         channel.receive(0)
-    channel.close()
-
-
-@settings(max_examples=40)
-@given(casts)
-def test_writers_in_threads(cast: list[list[int]]) -> None:
-    """Messages of several threads of one process arrive whole."""
-    channel = Channel()
-    threads = [threading.Thread(target=write, args=(channel, *item)) for item in enumerate(cast)]
-    for thread in threads:
-        thread.start()
-    check(receive(channel, len(cast)), cast)
-    for thread in threads:
-        thread.join(WAIT_S)
     channel.close()
 
 

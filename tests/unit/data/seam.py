@@ -7,7 +7,7 @@ from numapin.base.records import read_record
 from numapin.data import message, opening, packing, path, pinning, pool, queues
 from numapin.data import usage as usage_log
 from numapin.data.balance import Balance
-from numapin.data.budget import LockRoom
+from numapin.data.budget import LockRoom, read_room
 from numapin.data.casting import casts_of
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import HandedDown, Handover
@@ -15,8 +15,8 @@ from numapin.data.iterator import _end_at_exit as end_at_exit
 from numapin.data.locality import Locality, find_locality
 from numapin.data.message import DTYPES, NO_GRANT, NO_SLOT, Grant, Head, Miss, Report, decode, encode_plain, unpack
 from numapin.data.message import encode as message_encode
-from numapin.data.opening import Copier, Lender, _Copy, copied, is_small, small_runs
-from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots
+from numapin.data.opening import Copier, Lender, _Copy, copied, small_runs
+from numapin.data.packing import LARGE_BYTES, BatchMemory, Packer, WorkerSlots
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.pinning import Reclaimer, Settler, Settling, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden

@@ -66,11 +66,6 @@ class TestReceive:
         with pytest.raises(queue.Empty):
             channel.receive(0.05)
 
-    def test_it_wakes_up_for_a_late_message(self, channel: seam.Channel) -> None:
-        """Without a timeout it waits for a message."""
-        threading.Timer(0.1, channel.send, [b"late"]).start()
-        assert channel.receive(None) == b"late"
-
     def test_it_waits_on_where_no_writer_is_left(self) -> None:
         """If the last writer ends, the timeout still holds, and the wait does not spin."""
         channel = seam.Channel()
@@ -81,19 +76,6 @@ class TestReceive:
         assert time.monotonic() - began_s >= 0.25
         assert time.thread_time() - began_cpu_s < 0.1
         channel.close()
-
-
-def test_it_says_whether_anything_came(channel: seam.Channel) -> None:
-    """Messages are received once, in order, however they are read; sending small ones costs no thread."""
-    assert not channel.fill()
-    channel.send(b"one")
-    channel.send(b"two")
-    assert channel._late is None
-    assert channel.fill()
-    assert not channel.fill()
-    channel.send(b"three")
-    assert [channel.receive(WAIT_S) for _ in range(3)] == [b"one", b"two", b"three"]
-    assert not channel.fill()
 
 
 def test_without_a_reader_messages_are_dropped() -> None:
@@ -255,25 +237,6 @@ def test_each_is_found_by_its_number(handover: seam.Handover) -> None:
     fd = handover.take(1)
     assert not os.get_inheritable(fd)
     os.close(fd)
-
-
-def test_what_was_never_taken_is_closed() -> None:
-    """Descriptors are closed, whether they were received or are still on the way, and the ends at last."""
-    at_first = what_is_open()[0]
-    handover = seam.Handover()
-    before = what_is_open()[0]
-    for number in range(3):
-        send(handover, number, b"never")
-    os.close(handover.take(1))
-    assert what_is_open()[0] == before + 1
-    handover.discard()
-    assert what_is_open()[0] == before
-    handover.discard()
-    for number in range(2):
-        send(handover, number, b"again")
-    assert received(handover, 1) == b"again"
-    handover.close()
-    assert what_is_open()[0] == at_first
 
 
 @pytest.mark.parametrize("end", ["_sender", "_reader"])

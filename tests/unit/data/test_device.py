@@ -23,7 +23,7 @@ from tests.contract.datasets import Made, Raise
 from tests.cuda.fake import FakeCuda, FakeStream, moving
 from tests.data.loopback import WAIT_S, in_forked_child, make_head
 from tests.integration.gpu_loading import BATCH, Filled, wrong_ones
-from tests.unit.data.seam import CudaRefused, _Copy, opening, put_on, small_runs, tensors_in
+from tests.unit.data.seam import _Copy, opening, put_on, small_runs, tensors_in
 from tests.waiting import wait_until
 
 NUM_BATCHES = 24
@@ -351,17 +351,6 @@ def test_a_forked_child_is_refused(filled: Any) -> None:
     assert in_forked_child(is_refused)
 
 
-def test_a_kernel_that_failed_is_told(filled: Any, fake_cuda: FakeCuda) -> None:
-    """A query that fails reaches the loop with the driver's name, and a hint how to find the kernel."""
-    iterator = iter(filled)
-    next(iterator)
-    fake_cuda.set(query_fails=710)
-    with pytest.raises(CudaRefused, match="CUDA_ERROR_ASSERT") as caught:
-        list(iterator)
-    assert "CUDA_LAUNCH_BLOCKING=1" in caught.value.hint
-    fake_cuda.set(query_fails=0)
-
-
 def test_without_memory_the_batch_is_lost_and_no_other(
     filled: Any, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,16 +401,6 @@ def check(storages: Sequence[tuple[int, int]]) -> None:
         assert begin + size <= storage.nbytes(), (start, size)
         found = torch.empty(0, dtype=torch.uint8).set_(storage, begin, (size,), (1,))
         assert torch.equal(found, BYTES[start : start + size]), (start, size)
-
-
-def test_runs_of_small_tensors() -> None:
-    """Neighbors are one run, in multiples of 256 bytes within the batch; a batch below 2 MiB has none."""
-    first = 3 << 20
-    storages = [(0, first), (first, 100), (first + 256, 1000), (first + 4096, 8)]
-    assert runs_of(storages) == ((first, first + 1280), (first + 4096, first + 4352))
-    assert runs_of([(0, 100)], (2 << 20) - 1) == ()
-    assert runs_of([(0, 100)], 2 << 20) == ((0, 256),)
-    assert runs_of([(BATCH_BYTES - 100, 100)]) == ((BATCH_BYTES - 256, BATCH_BYTES),)
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pytest
 
 from numapin import Memory, RankPlan
-from numapin.errors import LibnumaError, MachineFileError, UsageError
+from numapin.errors import LibnumaError, UsageError
 from tests.contract.datasets import Raise
 from tests.data.loopback import ANYWHERE
 from tests.machines import roots
@@ -133,22 +133,6 @@ def test_the_plan_is_taken_over(written: Written, memory: Memory, nodes: set[int
         num_machine_nodes=2,
         reason="planned by numapin run: a test",
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("{", "NUMAPIN_BINDING: not JSON"),
-        ("{}", "NUMAPIN_BINDING: local_rank: expected a non-negative integer, found nothing"),
-        (json.dumps({**RANK.to_json(), "memory": "far"}), "NUMAPIN_BINDING: memory: 'far' is not a valid Memory"),
-    ],
-)
-def test_a_broken_plan_names_the_variable(tmp_path: Path, text: str, problem: str) -> None:
-    """The error names the variable, and the hint says how to unset it."""
-    with pytest.raises(MachineFileError) as caught:
-        find_locality(environ={BINDING: text}, node=None, device_index=None, root=tmp_path)
-    assert caught.value.message.startswith(problem)
-    assert "unset NUMAPIN_BINDING" in caught.value.hint
 
 
 def test_a_named_node_wins(written: Written) -> None:

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from tests.contract.datasets import Raise, Reduced
-from tests.contract.zoo import Graph
-from tests.data.loopback import Loopback, batch_of, in_slot, lent, loopback, num_mapped, num_open, ramp, same
+from tests.data.loopback import Loopback, batch_of, in_slot, lent, loopback, num_open, ramp, same
 from tests.unit.data import seam
 from tests.unit.data.seam import copied, packing, placement, unpack
 
@@ -157,22 +156,6 @@ def test_what_is_sent_of_it(loop: Loopback) -> None:
     assert (head.slot_bytes, head.num_bytes, head.wanted_bytes) == (4096 + 4000, 4000, 3 * 4096)
 
 
-def test_a_worker_whose_code_keeps_many_batches_gets_none(loop: Loopback) -> None:
-    """Its batches are copied into slots that later batches use, too; once it keeps fewer, it gets memory again."""
-    kept, of_others = [], num_mapped()
-    for number in range(40):
-        tensor = loop.begin().allocate(torch.float32, (1000,))
-        kept.append((torch.empty(1000) if tensor is None else tensor).fill_(number))
-        assert loop.send(kept[-1]).head.miss is None
-    del tensor
-    assert [each.unique().tolist() for each in kept] == [[number] for number in range(40)]
-    assert num_mapped() - of_others <= 2 * seam.MOST_KEPT + 6  # in this process the rank's end has them mapped, too
-    assert loop.begin().allocate(torch.float32, (1000,)) is None
-    kept.clear()
-    loop.send(ramp(1000))
-    assert loop.begin().allocate(torch.float32, (1000,)) is not None
-
-
 class TestEnd:
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MemoryError])
     def test_a_batch_that_cannot_be_pickled_gives_its_slot_back(
@@ -194,17 +177,6 @@ class TestEnd:
         loop.begin()
         return slot
 
-    def test_a_new_slot_of_such_a_batch_is_dropped(self, loop: Loopback) -> None:
-        """Neither memory nor a descriptor is left of it."""
-        gc.collect()
-        before = num_mapped()
-        for _ in range(3):
-            with pytest.raises(ValueError, match="is broken"):
-                loop.pack([ramp(100), Reduced(Raise(ValueError))])
-            assert num_open() == 0
-        gc.collect()
-        assert num_mapped() <= before
-
     def test_so_does_one_that_cannot_be_sent(
         self, loop: Loopback, granted: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -219,18 +191,6 @@ class TestEnd:
         assert num_open() == before
         assert in_slot(loop, ramp(100)).slot == granted
         in_slot(loop, batch)
-
-    def test_nothing_refers_to_the_batch_any_more(self, loop: Loopback) -> None:
-        """A packed batch is freed with its last reference, without waiting for the garbage collector."""
-        batch = Graph(ramp(100), {"more": [np.arange(1000), ramp(1 << 15), ramp(7).requires_grad_()]})
-        watched = [weakref.ref(thing) for thing in (batch, batch.nodes, *batch.extra["more"])]
-        gc.disable()
-        try:
-            loop.packers[0].pack(0, batch)
-            del batch
-            assert [ref() for ref in watched] == [None] * 5
-        finally:
-            gc.enable()
 
     def test_a_large_batch_of_objects_leaves_nothing(self, loop: Loopback) -> None:
         """A pickler remembers each object: its table would stay, and slow down every later batch of the worker."""
@@ -257,8 +217,3 @@ class TestEnd:
         tensor, _text = batch_of(seam.Lender(pins=False), loop.send((ramp(num_floats), b"abc" * 500_000)))
         assert same(tensor, ramp(num_floats))
         assert loop.num_on_loan() == int(stays)
-
-    def test_a_long_pickle_is_not_among_the_memory_for_the_gpu(self, loop: Loopback) -> None:
-        """Only what lies before it is copied; nothing if there are no tensors."""
-        assert not loop.send(b"abc" * 500_000).view
-        assert len(loop.send((ramp(1024), b"abc" * 500_000)).view) == 4096

@@ -13,7 +13,7 @@ import torch
 from numapin.errors import UsageError
 from tests.data.loopback import Loopback, batch_of, in_slot, lent, ramp, same
 from tests.unit.data import seam
-from tests.unit.data.seam import casts_of, decode, encode_plain, is_small
+from tests.unit.data.seam import casts_of, decode, encode_plain
 from tests.unit.data.seam import message_encode as encode
 
 KIB: Final = 1 << 10
@@ -100,12 +100,6 @@ def test_of_a_huge_storage_only_what_is_seen_is_sent(loop: Loopback) -> None:
     assert part.unique().tolist() == [-1]  # views within what was sent share it
 
 
-def test_views_of_another_dtype(loop: Loopback) -> None:
-    """Views of different dtypes keep their offsets in the same memory, even if the first one is unaligned."""
-    memory = torch.arange(1 << 20).to(torch.uint8)
-    in_slot(loop, (memory[1:101], memory[4:100].view(torch.int32)))
-
-
 @pytest.mark.parametrize("kind", [seam.Lender, seam.Copier])
 def test_an_opened_batch_belongs_to_the_user(loop: Loopback, kind: type[seam.Copier]) -> None:
     """Each storage has its own size; edits reach views, but no other tensor or batch, nor the worker; arrays too."""
@@ -138,25 +132,12 @@ def test_a_small_batch_is_lent_as_a_whole(loop: Loopback) -> None:
             assert any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in loop.pool.slots)
 
 
-def test_what_is_small() -> None:
-    """Small means at most 256 KiB, and less than an eighth of the batch."""
-    sizes = [(1, 8), (1, 9), (256 * KIB, 1 << 30), (256 * KIB + 1, 1 << 30), (100, 100)]
-    assert [is_small(*each) for each in sizes] == [False, True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [ramp(64 * KIB), {"x": ramp(1000), "y": np.arange(1000.0)}, np.arange(1000)],
-    ids=["a tensor", "a dict", "an array"],
-)
+@pytest.mark.parametrize("batch", [ramp(64 * KIB), np.arange(1000)], ids=["a tensor", "an array"])
 def test_nothing_copied_refers_to_the_slot(loop: Loopback, batch: Any) -> None:
-    """The batch stays intact when the slot is overwritten, so a loop that keeps batches needs one slot."""
+    """The slot is free at once, so a loop that keeps batches needs one slot."""
     opened = batch_of(seam.Copier(pins=False), loop.send(batch))
-    before = repr(opened)
-    assert loop.num_on_loan() == 0
-    (slot,) = loop.pool.slots
-    slot.poison()
-    assert repr(opened) == before
+    assert (loop.num_on_loan(), len(loop.pool.slots)) == (0, 1)
+    assert same(opened, batch)
 
 
 BF16, FLOAT = torch.bfloat16, torch.float32
@@ -198,22 +179,6 @@ def test_what_makes_no_sense(cast: object, text: str) -> None:
         casts_of(cast)
     assert str(caught.value).startswith(text)
     assert "cast=torch.bfloat16" in str(caught.value.hint)
-
-
-def test_every_value_and_unusual_tensors(loop: Loopback) -> None:
-    """Every value is rounded as `.to` rounds; views, odd storages and expanded tensors have its strides."""
-    upper = torch.arange(1 << 16, dtype=torch.int64) << 16  # all exponents, NaNs, infinities, ties
-    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
-    every = (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
-    whole = torch.arange(4096.0).view(64, 64)
-    odd = torch.empty(0).set_(torch.arange(43, dtype=torch.uint8).untyped_storage(), 1, (9,), (1,))
-    wide = [every, whole, whole[3:], whole.T, whole[:, 5], whole[7, 9:], odd, torch.ones(1, 3).expand(1000, 3)]
-    loop.packers = [seam.Packer(loop.workers[0], worker=0, pins=False, moves=False, casts=CASTS)]
-    *found, labels = lent(loop, [*wide, torch.arange(3)])
-    for tensor, narrow in zip(wide, found, strict=True):
-        assert torch.equal(narrow.view(torch.int16), tensor.to(BF16).view(torch.int16))
-        assert narrow.stride() == tensor.to(BF16).stride()
-    assert labels.dtype is torch.int64
 
 
 def test_a_slot_is_free_once_its_batch_is_gone(loop: Loopback) -> None:

@@ -36,6 +36,7 @@ from tests.unit.data.seam import (
     Reclaimer,
     cuda,
     pinning,
+    read_room,
     reclaimer,
 )
 from tests.waiting import wait_until
@@ -611,24 +612,32 @@ V1 = {
 )
 def test_the_budget_has_bounds(tmp_path: Path, files: dict[str, str], gib: int | None, why: str) -> None:
     """The tightest bound counts, at any level of the hierarchy, and is named; an unknown figure is no bound."""
-    found = pinned.budget(num_ranks=1, root=write(tmp_path, files))
-    assert found.limit_bytes == (None if gib is None else gib * GIB)
+    found = read_room(write(tmp_path, files), nodes=CpuSet({0}), num_ranks=1)
+    assert found.num_bytes == (None if gib is None else gib * GIB)
     assert found.reason.startswith("50% of ") == (gib is not None)
     assert why in found.reason
 
 
 def test_ranks_share_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of ranks is the argument, else the launcher's."""
-    root = write(tmp_path, host(available=80))
-    assert pinned.budget(num_ranks=8, root=root).limit_bytes == 5 * GIB
-    assert "divided" not in pinned.budget(num_ranks=1, root=root).reason
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert pinned.budget(root=root).limit_bytes == 10 * GIB
-    assert pinned.budget(root=root).reason.endswith("divided among 4 ranks")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
-    assert pinned.budget(root=root).limit_bytes == 40 * GIB
+    """The number of ranks is the argument, else the launcher's. Without the node's figures, the host's count."""
+    root, num_ranks = write(tmp_path, host(available=80)), list[int]()
+    assert read_room(root, nodes=CpuSet({0}), num_ranks=8).num_bytes == 5 * GIB
+    assert "divided" not in read_room(root, nodes=CpuSet({0}), num_ranks=1).reason
+    room = read_room(root, nodes=CpuSet({0}), num_ranks=4)
+    assert room.reason.endswith("divided among 4 ranks")
     (root / "sys/devices/system/node/node0/meminfo").unlink()
-    assert pinned.budget(root=root).limit_bytes == 40 * GIB
+    assert read_room(root, nodes=CpuSet({0}), num_ranks=1).num_bytes == 40 * GIB
+
+    def noted(*_: object, **options: Any) -> LockRoom:
+        num_ranks.append(options["num_ranks"])
+        return room
+
+    monkeypatch.setattr(pinned, "read_room", noted)
+    for local_world_size in ("4", "many"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
+        pinned.budget()
+    pinned.budget(num_ranks=3)
+    assert num_ranks == [4, 1, 3]
 
 
 def test_the_budget_reports_what_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import errno
 import gc
 import mmap
 import operator
@@ -34,7 +33,7 @@ from tests.data.loopback import (
     num_open,
 )
 from tests.unit.data import seam
-from tests.unit.data.seam import Miss, Pool, Slot, memory, placement, unused_slots_hidden
+from tests.unit.data.seam import Miss, Pool, Slot, placement, unused_slots_hidden
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -59,27 +58,6 @@ def numbers(loop: Loopback) -> list[int]:
 
 def owners_of(loop: Loopback) -> list[weakref.ref[torch.Tensor]]:
     return [weakref.ref(slot.owner) for slot in loop.pool.slots]
-
-
-@pytest.mark.parametrize("is_old", [False, True])
-def test_pages_of_a_slot_that_is_handed_down(loop: Loopback, monkeypatch: pytest.MonkeyPatch, *, is_old: bool) -> None:
-    """The next worker faults in what it writes if its kernel, before 5.14, could not do so for the whole slot."""
-    populate, touched = memory.populate, []
-
-    def refuse(address: int, num_bytes: int, advice: int) -> None:
-        if is_old:
-            raise OSError(errno.EINVAL, "before 5.14")
-        populate(address, num_bytes, advice)
-
-    lent(loop, pages(4))
-    loop.num_free()
-    loop.pool.recover()
-    monkeypatch.setattr(memory, "populate", refuse)
-    loop.start_workers()
-    monkeypatch.setattr(placement, "touch", lambda _, num_bytes: touched.append(num_bytes))
-    assert set(lent(loop, pages(3, 7)).tolist()) == {7}
-    assert len(loop.pool.slots) == 1
-    assert touched == ([3 * PAGE] if is_old else [])
 
 
 def test_slots_that_are_not_needed_any_more_go(loop: Loopback) -> None:
@@ -124,19 +102,6 @@ class TestWorkers:
         granted = [two.pool.grant(0).slot for _ in range(4)]
         assert sorted(granted) == sorted(numbers(two))
 
-    def test_new_workers_take_over_the_slots_of_their_number(self, two: Loopback) -> None:
-        """Those of batches that are in use too: they may end before the workers do."""
-        kept = [lent(two, BATCH, worker) for worker in (0, 1, 1)]
-        before = {slot.number: slot.worker for slot in two.pool.slots}
-        two.pool.recover()
-        two.start_workers()
-        kept.clear()
-        for worker in (0, 1, 1):
-            kept.append(two.send(-BATCH, worker))
-            head = kept[-1].head
-            assert (head.made_bytes, before[head.slot]) == (0, worker)
-        assert {slot.number: slot.worker for slot in two.pool.slots} == before
-
     def test_workers_do_not_inherit_unused_slots(self, loop: Loopback) -> None:
         """Workers of any loader would hold memory that the rank gives back; what is lent they may read.
 
@@ -160,25 +125,6 @@ class TestWorkers:
                 assert in_forked_child(lambda: not any(are_mapped()) and torch.equal(kept[0], BATCH))
             assert in_forked_child(lambda: all(are_mapped()) and torch.equal(kept[0], BATCH))
             assert in_forked_child(start_worker)
-
-    def test_a_fork_while_another_thread_starts_workers(self, loop: Loopback) -> None:
-        """The child of a user's thread may read the batches in use, so their slots go to no worker."""
-        kept = [lent(loop, BATCH)]
-        is_starting, may_end = threading.Event(), threading.Event()
-
-        def start_workers() -> None:
-            with unused_slots_hidden():
-                is_starting.set()
-                may_end.wait(WAIT_S)
-
-        thread = threading.Thread(target=start_workers)
-        thread.start()
-        assert is_starting.wait(WAIT_S)
-        assert in_forked_child(lambda: torch.equal(kept[0], BATCH))
-        may_end.set()
-        thread.join()
-        kept.clear()
-        assert loop.num_free() == 0
 
 
 def test_a_slots_descriptor_is_closed_once(loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,12 +371,6 @@ class TestLending:
             assert pressing() is None
             assert (loop.num_on_loan(), loop.num_free()) == (0, 1)
 
-    def test_slots_go_round_last_released_first(self, loop: Loopback) -> None:
-        """A loop that keeps nothing reuses one slot, which stays in the cache, even if it once kept more."""
-        kept = [lent(loop, BATCH) for _ in range(3)]
-        del kept
-        assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
-
     def test_what_dead_workers_held_is_taken_back(self, loop: Loopback) -> None:
         """Slots that the loop still refers to stay on loan; the others are free for the next workers."""
         kept = [lent(loop, BATCH) for _ in range(4)]
@@ -467,18 +407,6 @@ def test_a_loop_that_runs_far_ahead_waits_for_the_gpu(pinned: Loopback, fake_cud
     assert len(pinned.pool.quarantine) == 5
     fake_cuda.set(hold_events=0)
     pinned.pool.reclaim()
-    assert pinned.num_on_loan() == 0
-
-
-def test_a_loop_goes_on_as_soon_as_the_gpu_does(
-    pinned: Loopback, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It looks often, and does not wait for the rest of its time."""
-    monkeypatch.setattr(seam.pool, "_CATCH_UP_S", 60)
-    monkeypatch.setattr(time, "sleep", lambda _: fake_cuda.pass_events())
-    fake_cuda.hold_events()
-    batches = [lent(pinned, BATCH) for _ in range(5)]
-    batches.clear()
     assert pinned.num_on_loan() == 0
 
 

@@ -6,7 +6,6 @@ import _thread
 import inspect
 import signal
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
 
 WAIT_S = 120
-NUM_STOPS = 100
-STUCK_S = 20
 
 
 @pytest.fixture
@@ -178,12 +175,6 @@ class TestCaptures:
             graph.capture_end()
         assert _free()
 
-    def test_watching_twice_wraps_once(self, graphs: Any) -> None:
-        """Each loader calls it; only the first call has an effect."""
-        before = dict(vars(graphs))
-        watch_captures()
-        assert dict(vars(graphs)) == before
-
     def test_the_graphs_of_this_torch_can_be_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its class has the three methods, and keeps their signatures; a torch without it never captures."""
         own = torch.cuda.CUDAGraph
@@ -244,25 +235,3 @@ class TestCaptures:
 def _free() -> bool:
     with capture_lock:
         return not is_capturing()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a weak reference's callback
-def test_ctrl_c_leaves_the_lock_free(graphs: Any, fake_cuda: FakeCuda) -> None:
-    """Whenever it comes, captures may begin afterwards: the lock has no Python code of its own around it."""
-    fake_cuda.hold_events()
-    quarantine = Quarantine[int](cuda.driver)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for number in range(NUM_STOPS):
-            quarantine.admit(0)
-            with suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 20e-6 + number * 3e-6)
-                for _ in range(200):
-                    quarantine.passed()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    thread = threading.Thread(target=graphs().capture_begin, daemon=True)
-    thread.start()
-    thread.join(STUCK_S)
-    assert not thread.is_alive()

@@ -89,33 +89,6 @@ class TestPinning:
             assert torch.equal(other, -BATCH)
             assert [slot.pinned_on for slot in loop.pool.slots] == [0]
 
-    def test_the_slot_that_the_loop_waits_for_comes_next(self, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Batches arrive in another order than they are due. With one thread, so that jobs begin one by one."""
-        monkeypatch.setattr(pinning, "_NUM_THREADS", 1)
-        one = seam.Settler()
-        monkeypatch.setitem(pinning.settlers, os.getpid(), one)
-        begun: list[int] = []
-        pin = seam.Slot.pin
-
-        def note(slot: seam.Slot, driver: seam.Driver, device: int) -> None:
-            begun.append(slot.number)
-            pin(slot, driver, device)
-
-        monkeypatch.setattr(seam.Slot, "pin", note)
-        with loopback(**gate.properties) as loop:
-            parcels = [loop.send(BATCH) for _ in range(6)]
-            *_, due = [parcel.slot for parcel in parcels]
-            assert due is not None
-            assert gate.is_reached.wait(WAIT_S)
-            waiting = threading.Thread(target=due.wait_until_settled)
-            waiting.start()
-            assert wait_until(lambda: next(iter(one._jobs)) is due.settled, limit_s=WAIT_S)
-            gate.is_open.set()
-            waiting.join()
-            loop.settle()
-        first, *between, last = [parcel.slot.number for parcel in parcels if parcel.slot]
-        assert (last, begun) == (due.number, [first, last, *between])
-
     def test_a_slot_may_be_larger_than_its_batch_was(self, fake_cuda: FakeCuda) -> None:
         """Pages that no batch needed so far exist before the slot is used again, so that no write can fail."""
         with loopback(**gpu()) as loop:
@@ -155,28 +128,6 @@ def test_what_exceeds_it_stays_pageable(fake_cuda: FakeCuda) -> None:
         assert "pinned_budget=" in told[0]
 
 
-def test_a_registration_that_is_refused(fake_cuda: FakeCuda) -> None:
-    """Those that are pinned stay so; there is no further attempt, and no batch is lost."""
-    fake_cuda.refuse_registration(above_bytes=2 * PAGE)
-    told: list[str] = []
-    with loopback(told=told, **gpu()) as loop:
-        for number in range(5):
-            kept = [lent(loop, BATCH + number) for _ in range(4)]
-            assert all(torch.equal(batch, BATCH + number) for batch in kept)
-            del kept
-            loop.settle()
-        assert (len(loop.pool.slots), fake_cuda.registered_bytes()) == (4, 2 * PAGE)
-        fake_cuda.refuse_registration(above_bytes=100 * PAGE)
-        kept = [lent(loop, BATCH) for _ in range(6)]
-        del kept
-        loop.settle()
-        assert fake_cuda.registered_bytes() == 2 * PAGE
-        (text,) = told
-        assert text.startswith("batches are not pinned from now on: ")
-        assert "CUDA_ERROR_OUT_OF_MEMORY" in text
-    assert fake_cuda.registered_bytes() == 0
-
-
 @pytest.mark.parametrize(("code", "num_pinned"), [(errno.ENOMEM, 0), (errno.EINVAL, 1)])
 def test_pages_that_cannot_be_faulted_in(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, code: int, num_pinned: int
@@ -197,16 +148,6 @@ def test_pages_that_cannot_be_faulted_in(
         assert fake_cuda.registered_bytes() == num_pinned * PAGE
         assert [os.strerror(code) in text for text in told] == [True] * (1 - num_pinned)
         assert torch.equal(lent(loop, -BATCH), -BATCH)
-
-
-def test_without_a_gpu_nothing_is_said_of_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a host with several nodes slots are only checked."""
-    told: list[str] = []
-    monkeypatch.setattr(placement, "check", Raise(OSError, (errno.ENOMEM, "no memory")))
-    with loopback(told=told, locality=replace(ANYWHERE, num_machine_nodes=2)) as loop:
-        lent(loop, BATCH)
-        loop.settle()
-    assert told == ["the node of a batch's memory is unknown: [Errno 12] no memory"]
 
 
 def test_a_defect_is_reported_and_keeps_no_other_waiting(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,33 +268,6 @@ class TestThread:
         seam.Settling(make_spec()).begin(slot)
         assert not slot.wait_until_settled()
         assert not slot.is_settled
-
-    def test_jobs_that_no_thread_has_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C while the thread is started leaves one; the next job's thread runs it, or, without one, its caller."""
-        settler, done = seam.Settler(), list[int]()
-        errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("can't start new thread")]
-
-        def refuse(_thread: threading.Thread) -> None:
-            raise errors.pop(0)
-
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(KeyboardInterrupt):
-            settler.submit(threading.Event(), partial(done.append, 1))
-        settler.submit(threading.Event(), partial(done.append, 2))
-        assert done == [1, 2]
-        assert not settler._jobs
-
-    def test_ctrl_c_in_a_job_that_runs_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a thread the loop does the jobs; after Ctrl-C in one, the next to wait does those behind it."""
-        settler, done, overs = seam.Settler(), list[int](), [threading.Event() for _ in range(3)]
-        monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
-        settler.submit(overs[0], Raise(KeyboardInterrupt))
-        settler.submit(overs[1], partial(done.append, 1))
-        monkeypatch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
-        with pytest.raises(KeyboardInterrupt):
-            settler.submit(overs[2], partial(done.append, 2))
-        settler.finish(overs[2])
-        assert (done, all(over.is_set() for over in overs)) == ([2, 1], True)
 
     def test_a_defect_in_a_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is reported as any error in a thread, and the jobs behind it are done."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Final
 
@@ -76,19 +75,6 @@ def test_stats_of_slots(path: DataPath) -> None:
     assert not small.any()
 
 
-def test_what_is_said_once_is_a_note(path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
-    """A reason with a remedy is reported on stderr at its first batch only, and stays in the notes."""
-    lane = path.lane(DataLoader(range(8), num_workers=1), pins=False)  # type: ignore[arg-type]
-    for _ in range(3):
-        lane._accept(make_head(miss=Miss.UNSUPPORTED), b"")
-    lane.end(workers_are_gone=True)
-    said = capsys.readouterr().err
-    assert said.count("numapin: warning:") == 1
-    assert said.endswith("travel in torch's shared memory\n")
-    assert ".detach() helps" in said
-    assert [note in said for note in path.stats().notes] == [True]
-
-
 def test_text() -> None:
     """Each fact has a line with its unit, and long ones are wrapped at 80 columns."""
     assert (
@@ -104,14 +90,6 @@ node        1 (planned by numapin run: GPU 3 is on node 1); 100.0% of the pages
 note        libstores.so cannot be loaded, so large batches use a third more
             memory bandwidth; see: numapin doctor"""
     )
-
-
-def test_dict() -> None:
-    """The dict has all attributes and survives JSON."""
-    told = BUSY.as_dict()
-    assert told.keys() == set(Stats.__slots__)
-    assert json.loads(json.dumps(told)) == told
-    assert (told["nodes"], told["misses"]) == ([1], {"a tensor that only torch can send": 20})
 
 
 LOADER: Final[DataLoader[int]] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]

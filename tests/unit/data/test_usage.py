@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,23 +168,6 @@ class TestLog:
             usage_log.note_path(SimpleNamespace(counts=seam.Counts()))  # type: ignore[arg-type]
             usage_log.note_other(Odd(), "num_workers=0")
         assert len(writes) == 3  # an empty one first
-
-    def test_threads_share_one_record(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Threads that make their first iterators at the same time count in the same record."""
-        barrier, make = threading.Barrier(2, timeout=60), usage_log.UsageLog
-
-        def make_with_the_other(folder: str, *, rank: int, restart: int) -> Any:
-            barrier.wait()
-            return make(folder, rank=rank, restart=restart)
-
-        monkeypatch.setattr(usage_log, "UsageLog", make_with_the_other)
-        threads = [threading.Thread(target=usage_log.note_other, args=(Odd(), "a")) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        at_exit()
-        assert sum(other.number for other in written(tmp_path).others) == 2
 
     def test_a_folder_that_is_gone_is_reported_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
