@@ -254,6 +254,7 @@ class DataPath:
             reader=_reader,
             budget_bytes=self._budget_bytes,
             report=self.notices.report_refusal,
+            poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
         return Lane(self, opener, partial(self._pool, spec), result_queue)
 

@@ -52,6 +52,7 @@ class PoolSpec:
     reader: Callable[[], Driver | None]  # of GPUs that may read a slot after its last reference; None: none
     budget_bytes: Callable[[], int | None]  # asked before a slot is pinned; None: no limit
     report: Callable[[str], None]  # reports a refusal
+    poison: bool = False  # overwrite slots that are free
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
@@ -99,6 +100,9 @@ class Pool:
             self.spec.report(note)
         for number in head.report.refused:
             self._give_up(self._granted[worker].pop(number, None))
+        if self.spec.poison:
+            for slot in self.slots:
+                slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.report.kept)
         self.note_inherited(head)
         if head.slot == NO_SLOT:
             return NO_MEMORY, None
@@ -107,6 +111,7 @@ class Pool:
             view[:] = head.small
             return view, None
         slot = self._adopt(head) if head.made_bytes else self._granted[worker].pop(head.slot)
+        slot.is_unkept = False
         view = slot.lend(head.slot_bytes, self._ended.append)
         if self._is_closed:  # meanwhile, by another thread
             slot.let_go(self.spec.driver)
@@ -168,6 +173,12 @@ class Pool:
                 while len(self.quarantine) > _SPARE and time.monotonic() < until_s and not is_capturing():
                     time.sleep(_LOOK_S)
                     self._take_passed()
+        if self.spec.poison:
+            # Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
+            for slot in itertools.chain.from_iterable(self._free):
+                if slot.is_unkept:
+                    slot.poison()
+                    slot.is_unkept = False
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
@@ -231,6 +242,8 @@ class Pool:
         for slot in set(self.slots).difference(*self._free):
             if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
                 self._give_up(slot)
+        for slot in self._slots.values():
+            slot.is_unkept = True
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""

@@ -31,6 +31,7 @@ _TAIL: Final = 10  # one batch in this many may be larger than expected; a singl
 _MAX_RATIO: Final = 2  # a slot may be this many times as large as the expected size
 _STEPS: Final = 8  # sizes of slots per power of two, so that batches of slightly different sizes share slots
 _REVIEW_EVERY: Final = 64  # returned slots between two looks at how many were never in use
+_POISON: Final = 0xA5
 
 
 def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
@@ -97,6 +98,7 @@ class Slot:
     owner: torch.Tensor
     worker: int  # that made it; only this one, or its successor, writes to it
     is_private: bool = False  # only our own copies read what was lent; they refer to it until they have ended
+    is_unkept: bool = False  # with poison: the worker has reported that nothing there refers to it any more
     is_let_go: bool = False  # nothing here refers to it, and it is never lent again, so that it must not be pinned
     is_settled: bool = False  # the kernel was asked where the pages lie, and the driver to pin them
     settled: Event | None = None  # is set then, or when Python ends first; None: it has not been asked for
@@ -145,6 +147,11 @@ class Slot:
         if not self.is_settled and self.settled is not None:
             settlers[os.getpid()].finish(self.settled)
         return self.pinned_on is not None
+
+    def poison(self) -> None:
+        """Overwrite the memory, so that code that still reads it gets wrong values."""
+        window = memory.view_of(memory.window(self.address, self.num_bytes, owner=self.owner))
+        torch.frombuffer(window, dtype=torch.uint8).fill_(_POISON)
 
     def retire(self) -> None:
         """Close the descriptor: the memory goes when the last batch over it is gone."""

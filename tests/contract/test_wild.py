@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from typing import Any
@@ -16,6 +17,7 @@ from tests.contract.describe import assert_same_batches, describe
 from tests.contract.seam import Miss
 from tests.contract.watching import TORCH, LoaderClass, assert_as_torch
 from tests.contract.zoo import pad, ragged
+from tests.waiting import wait_until
 
 NUM_BATCHES = 12  # more than there are slots, so that some travel in a free one
 SHARED = row(5).share_memory_()
@@ -139,3 +141,33 @@ def test_subclasses_that_compare_equal(own_class: LoaderClass) -> None:
     first, second = (Same(Made(row), batch_size=2, num_workers=1) for _ in range(2))
     assert len(list(first)) == NUM_BATCHES
     assert (first.stats().batches, second.stats().batches) == (NUM_BATCHES, 0)
+
+
+def test_poison_spares_what_a_worker_keeps(own_class: LoaderClass, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NUMAPIN_POISON=1, what a collate function keeps in its worker is not overwritten."""
+    monkeypatch.setenv("NUMAPIN_POISON", "1")
+
+    def sums(kind: LoaderClass) -> list[Any]:
+        kept: list[torch.Tensor] = []
+
+        def collate(samples: list[torch.Tensor]) -> tuple[torch.Tensor, list[float]]:
+            kept.append(default_collate(samples))
+            return kept[-1], [float(batch.sum()) for batch in kept]
+
+        return [told for _, told in kind(Made(row), batch_size=2, num_workers=1, collate_fn=collate)]
+
+    assert sums(own_class) == sums(TORCH)
+
+
+def test_poison_overwrites_the_rest(own_class: LoaderClass, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NUMAPIN_POISON=1, memory that is read after its release has other values."""
+    monkeypatch.setenv("NUMAPIN_POISON", "1")
+    iterator: Any = iter(own_class(Made(row), batch_size=2, num_workers=1))
+    for _ in range(NUM_BATCHES - 2):
+        next(iterator)
+    last_but_one = next(iterator)
+    first_byte = ctypes.c_ubyte.from_address(last_but_one.data_ptr())
+    assert first_byte.value != 0xA5
+    del last_but_one
+    next(iterator)  # and the workers have nothing left to write
+    assert wait_until(lambda: iterator._lane.reclaim() or first_byte.value == 0xA5, limit_s=60)
