@@ -18,7 +18,6 @@ from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
-from numapin.topology.visible import apply_visibility
 from numapin.view.picture import lay_out, svg
 
 if TYPE_CHECKING:
