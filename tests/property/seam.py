@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from numapin.base import cpu_set, formats
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable, printable_lines
-from numapin.cli.output import json_text, visible
+from numapin.cli.output import json_text
 from numapin.jobs import kubernetes, manifest, notation
 from numapin.jobs.request import JobRequest, name_of
 from numapin.topology.build import build

@@ -14,5 +14,5 @@ from numapin.topology.readings import NvmlReading, NvmlReadings, PciReading, Rea
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.gpu_drivers import read_amd, read_intel
 from numapin.topology.sources.nccl import nccl_nodes
-from numapin.topology.sources.sysfs import read_speeds, read_sysfs
+from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import BY_PCI_ID, GpuVendor, first_visible

@@ -33,7 +33,6 @@ STRINGS = {
         "test_share test_spawn test_trace_job test_verify test_without_torch warm_ranks"
     ),
     "recorded": "screens",
-    "topology": "test_beyond_files",
     "unit/base": "test_files",
     "unit/bench": "test_process",
     "unit/children": "test_command test_own",
@@ -43,7 +42,7 @@ STRINGS = {
     "unit/launcher": "test_store",
     "unit/observe": "test_verify",
     "unit/rank": "test_shim test_signals",
-    "unit/system": "test_cuda test_memory",
+    "unit/system": "test_cuda",
     "unit": "test_layout",
     "unit/topology": "test_nvml",
     "vm": "conftest",
