@@ -26,7 +26,8 @@ _TOO_MANY = f"the distinct CPU and node lists of this file have more than {MAX_L
 class CpuSet(frozenset[int]):
     """An immutable set of CPUs or of NUMA nodes; `str` writes it as Linux does, which is also its form in JSON.
 
-    It equals any set of the same numbers. Operators and methods with a `CpuSet` on the left return a `CpuSet`.
+    It equals any set of the same numbers. `&`, `|` and `-` with a `CpuSet` on the left, and the methods of their names,
+    return a `CpuSet`.
     """
 
     __slots__ = ("_text",)
@@ -91,10 +92,6 @@ class CpuSet(frozenset[int]):
         found = frozenset.difference(self, other)
         return self if len(found) == len(self) else CpuSet(found)
 
-    def __xor__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
-        """Return the numbers that are in one set only."""
-        return CpuSet(frozenset.symmetric_difference(self, other))
-
     def union(self, *others: Iterable[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in any of the sets."""
         return CpuSet(frozenset.union(self, *others))
@@ -106,10 +103,6 @@ class CpuSet(frozenset[int]):
     def difference(self, *others: Iterable[object]) -> CpuSet:
         """Return the numbers that are in none of the others."""
         return CpuSet(frozenset.difference(self, *others))
-
-    def symmetric_difference(self, other: Iterable[int]) -> CpuSet:  # type: ignore[override]
-        """Return the numbers that are in one of the two only."""
-        return CpuSet(frozenset.symmetric_difference(self, other))
 
 
 def _rendered_large(numbers: CpuSet) -> str:

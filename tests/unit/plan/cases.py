@@ -43,7 +43,7 @@ def eight(**rest: Any) -> Topology:
 
 
 def limited(topology: Topology, cpus: str) -> Topology:
-    return topology.restrict(Allowed(cpus=CpuSet.parse(cpus), nodes=CpuSet.parse("0-99")))
+    return replace(topology, allowed=Allowed(cpus=CpuSet.parse(cpus), nodes=topology.allowed.nodes))
 
 
 def with_gpus(machine: Topology, *gpus: Gpu) -> Topology:
