@@ -28,7 +28,7 @@ RECORDS = (
     numapin.ProcessBinding,
 )
 METHODS = (
-    *(numapin.Topology.from_json, numapin.Topology.find_gpu, numapin.Topology.restrict, numapin.Node.distance_to),
+    *(numapin.Topology.from_json, numapin.Topology.find_gpu, numapin.Node.distance_to),
     *(numapin.Plan.from_json, numapin.Plan.require_exact, numapin.RankPlan.require_exact),
 )
 
