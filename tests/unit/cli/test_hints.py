@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from numapin.errors import PlanError, UsageError
+from numapin.errors import UsageError
 from tests.trace.made import loop, record
 from tests.unit.cli import seam
 from tests.unit.cli.seam import numapin as commands
@@ -41,17 +39,6 @@ def test_a_job_that_ends_while_verify_reads_it(
     error = _error("verify", *line)
     assert error.message == "x: all of its ranks have ended"
     assert hint in error.hint
-
-
-def test_too_few_cores_for_ranks_that_run_already() -> None:
-    """The number of ranks of a running job cannot be chosen, so the hint of `attach` does not name it."""
-    too_many = len(os.sched_getaffinity(0)) + 1
-    environ = {**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(too_many)}
-    with subprocess.Popen(("cat",), stdin=subprocess.PIPE, env=environ) as rank:
-        with pytest.raises(PlanError, match=f"too few exclusive cores for {too_many} ranks") as caught:
-            commands.main(["attach", "--bind", "exclusive", "--pid", str(rank.pid)], standalone_mode=False)
-        rank.communicate()
-    assert caught.value.hint == "reserve fewer CPUs (--reserve-cpus), or share them: --bind node"
 
 
 # --- what `numapin trace --read` reports about ranks without a trace -------------------------------------------------
