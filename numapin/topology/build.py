@@ -15,7 +15,6 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import not_none, printable
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
-from numapin.topology.fast import fast_cores
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Pcie, Topology
 from numapin.topology.nics import Link, LinkKind, Nic
 from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, PciReading, Readings
@@ -74,7 +73,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     # Without NVIDIA's driver, NVML only matters if there is a GPU of NVIDIA.
     has_no_driver = readings.nvml.gpus is None and not readings.nvml.broken
     nvml_notes = () if has_no_driver and num_nvidia == 0 else readings.nvml.notes
-    topology = Topology(
+    return Topology(
         host=readings.host,
         source=readings.source,
         packages=tuple(Package(id=number, nodes=CpuSet(nodes_of_package[number])) for number in packages),
@@ -103,8 +102,6 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         gpu_order_known=not order_note,
         allowed_known=readings.allowed_known,
     )
-    _, notes = fast_cores(topology)
-    return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
 
 
 def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topology:

@@ -160,10 +160,10 @@ CASES: Final = {
     "the first rating decides if the second contradicts it": Case(
         files=ratings(PERF, "255", "200") | ratings("cpu_capacity", "512", "1024")
     ),
-    "a rating that differs between the threads of a core is ignored, with a note": Case(
+    "a rating that differs between the threads of a core is ignored": Case(
         files=ratings("cpu_capacity", "1024", "512", (0, 1))
     ),
-    "a rating that some cores lack is ignored, with a note": Case(
+    "a rating that some cores lack is ignored": Case(
         files=rated(PERF, c0="255", c8="255", c2="200", c10="200", c3="200", c11="200")
     ),
     "a rating that is ignored does not hide the other one": Case(

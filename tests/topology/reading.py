@@ -200,7 +200,7 @@ def _facts_of(topology: Topology) -> Facts:
             found |= {f"{name} {_IDS[name](item)}": _known(item) for item in value}
     notes = set(topology.notes)
     found["warnings beside notes"] = {"": [text for text in topology.warnings if text not in notes]}
-    return found | {f"fast {fast.node}": {"": f"{fast.cpus} ({fast.rating})"} for fast in fast_cores(topology)[0]}
+    return found | {f"fast {fast.node}": {"": f"{fast.cpus} ({fast.rating})"} for fast in fast_cores(topology)}
 
 
 def _known(item: Mapping[str, Any]) -> dict[str, object]:
