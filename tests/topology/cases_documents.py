@@ -14,7 +14,6 @@ from tests.topology.documents import (
     machine,
     node,
     obj,
-    package,
     pci,
     system,
     two_packages,
@@ -181,10 +180,6 @@ HWLOC: Final = {
         *(card(busid=f"0000:{n}8:00.0", pci_type=MAX) for n in (1, 2))
     ),
     "CPUs without a Core element have unknown siblings": two_packages().replace('type="Core"', 'type="Group"'),
-    "packages of one number stay apart, with a note": machine(
-        package(0, node(0, (0, 1, 4, 5)), cpus=(0, 1, 4, 5), nodes=(0,)),
-        package(0, node(1, (2, 3, 6, 7)), cpus=(2, 3, 6, 7), nodes=(1,)),
-    ),
     "the encoding declaration is ignored": two_packages().replace("UTF-8", "UTF-16"),
     "a byte order mark is ignored": "\ufeff" + two_packages(),
     **{

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from dataclasses import replace
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Final
@@ -32,7 +31,6 @@ from numapin.topology.readings import (
     NodeReading,
     PciReading,
     Readings,
-    distinct_packages,
     gbit_s,
     hexadecimal,
     is_network,
@@ -81,7 +79,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     online &= CpuSet(present)
     if not online:
         raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
-    cpus, package_notes = _read_cpus(tree, online)
+    cpus = _read_cpus(tree, online)
     cores = sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
     pci, fabric = read_drivers(tree, tuple(_read_pci(tree, online)))
     names_on_pci = {nic.name for device in pci for nic in device.interfaces}
@@ -104,7 +102,6 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         fabric=fabric,
         gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
-        notes=package_notes,
         speeds=read_speeds(tree, cores),
         allowed_known=None not in (allowed_cpus, allowed_nodes) or own_cpuset == ["/"],
     )
@@ -113,8 +110,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
 # --- CPUs and nodes --------------------------------------------------------------------------------------------------
 
 
-def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
-    """Return the CPUs, and notes on their packages."""
+def _read_cpus(tree: Tree, online: CpuSet) -> tuple[CpuReading, ...]:
     siblings, packages, caches = dict[int, CpuSet](), dict[int, CpuSet](), dict[int, CpuSet]()
     in_order = sorted(online)
     for groups, read in ((siblings, _siblings), (packages, _package_cpus), (caches, _l3)):
@@ -132,19 +128,7 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
         cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id")
         for cpus in dict.fromkeys(around.values())
     }
-    # Of packages with the same number, those stay whose list the kernel confirms.
-    listed = list(dict.fromkeys(packages.values()))
-    num_with = Counter(numbers[cpus] for cpus in listed)
-    whole = {
-        cpus: numbers[cpus]
-        for cpus in listed
-        if num_with[numbers[cpus]] == 1 or _package_cpus(tree, f"{_CPU}/cpu{min(cpus)}") == cpus
-    }
-    distinct, notes = distinct_packages(whole)
-    numbers |= distinct
-    return tuple(
-        CpuReading(cpu, siblings.get(cpu), numbers[cpus], caches.get(cpu)) for cpu, cpus in around.items()
-    ), notes
+    return tuple(CpuReading(cpu, siblings.get(cpu), numbers[cpus], caches.get(cpu)) for cpu, cpus in around.items())
 
 
 def _siblings(tree: Tree, at: str) -> CpuSet | None:
