@@ -37,29 +37,20 @@ class CpuSet(frozenset[int]):
     def parse(cls, text: str) -> CpuSet:
         """Parse a Linux list string.
 
-        Accepts single numbers, ranges, and the kernel's grouped ranges ("0-31:2/8" is the first 2 of every 8),
-        separated by commas. White space around items is accepted, and an empty string is the empty set.
-        Raises ValueError that names the bad item.
-        Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
+        Accepts single numbers and ranges, separated by commas. White space around items is accepted, and an empty
+        string is the empty set. Raises ValueError that names the bad item.
         """
         _check_length(text)
         numbers: set[int] = set()
         left = 4 * MAX_ID  # bounds what repeated ranges add up to: a file full of them must not take minutes
         for item in map(str.strip, text.split(",") if text.strip() else ()):
-            first = last = item
-            used = group_size = "1"
-            if not _is_number(item):
-                span, has_groups, groups = item.partition(":")
-                first, _, last = span.partition("-")
-                if has_groups:
-                    used, _, group_size = groups.partition("/")
-                if not all(map(_is_number, (first, last, used, group_size))):
-                    raise ValueError(f"{_quoted(item, text)} is not a number or a range such as 0-3")
-            found: range | list[int] = range(int(first), int(last) + 1)
-            if not found or found[-1] >= MAX_ID or not 1 <= int(used) <= int(group_size):
+            first, dash, last = item.partition("-")
+            last = last if dash else first
+            if not _is_number(first) or not _is_number(last):
+                raise ValueError(f"{_quoted(item, text)} is not a number or a range such as 0-3")
+            found = range(int(first), int(last) + 1)
+            if not found or found[-1] >= MAX_ID:
                 raise ValueError(f"range {_quoted(item, text)} runs backwards or too far")
-            if group_size != "1":
-                found = [number for number in found if (number - int(first)) % int(group_size) < int(used)]
             left -= len(found)
             if left < 0:
                 raise ValueError(f"{_short(text)!r} lists the same numbers again and again")
