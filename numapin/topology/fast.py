@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from numapin.topology.model import Core, Topology
 
-PERF: Final = "highest_perf"
-CAPACITY: Final = "cpu_capacity"
-FILES: Final = {PERF: f"acpi_cppc/{PERF}", CAPACITY: CAPACITY}
-"""The name of each rating, and its file below /sys/devices/system/cpu/cpuN."""
 _LEAST_GAIN: Final = 1.05
 
 
@@ -43,8 +39,8 @@ def fast_cores(topology: Topology) -> list[FastCores]:
     if len(topology.speeds) < 2:  # all CPUs have the same speed, or the kernel does not rate them
         return found
     by_cpu = {
-        PERF: {cpu: speed.highest_perf for speed in topology.speeds for cpu in speed.cpus},
-        CAPACITY: {cpu: speed.capacity for speed in topology.speeds for cpu in speed.cpus},
+        "highest_perf": {cpu: speed.highest_perf for speed in topology.speeds for cpu in speed.cpus},
+        "cpu_capacity": {cpu: speed.capacity for speed in topology.speeds for cpu in speed.cpus},
     }
     cores_of: defaultdict[int, list[Core]] = defaultdict(list)
     for core in topology.cores:

@@ -21,7 +21,6 @@ from numapin.errors import MachineError
 from numapin.system.cgroup import cpuset_of, own_cgroups
 from numapin.system.tree import CAPTURE, NODES, Tree
 from numapin.topology.address import pci_address
-from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.model import CpuSpeed, NodeSource, Pcie
 from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (
@@ -102,7 +101,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         fabric=fabric,
         gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
-        speeds=read_speeds(tree, cores),
+        speeds=_read_speeds(tree, cores),
         allowed_known=None not in (allowed_cpus, allowed_nodes) or own_cpuset == ["/"],
     )
 
@@ -178,9 +177,9 @@ def _numbered(tree: Tree, path: str, word: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def read_speeds(tree: Tree, cores: Sequence[CpuSet]) -> tuple[CpuSpeed, ...]:
+def _read_speeds(tree: Tree, cores: Sequence[CpuSet]) -> tuple[CpuSpeed, ...]:
     """Return the ratings of the CPUs of these cores, in the order of their lowest CPUs."""
-    perf, capacity = _ratings(tree, cores, FILES[PERF]), _ratings(tree, cores, FILES[CAPACITY])
+    perf, capacity = _ratings(tree, cores, "acpi_cppc/highest_perf"), _ratings(tree, cores, "cpu_capacity")
     alike: dict[tuple[int | None, int | None], list[int]] = {}
     for cpu in sorted({*perf, *capacity}):
         alike.setdefault((perf.get(cpu), capacity.get(cpu)), []).append(cpu)
