@@ -19,6 +19,7 @@ from numapin.errors import NumapinError
 from tests.machines.roots import load, write_root
 from tests.topology.documents import cpu, system, two_packages
 from tests.topology.seam import (
+    PCI_ORDER,
     CpuSet,
     Mig,
     NvmlReading,
@@ -37,7 +38,6 @@ from tests.topology.seam import (
 Files = Mapping[str, "str | bytes | None"]
 Facts = dict[str, dict[str, object]]
 
-PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 _PLACES = {
     "cpu": "sys/devices/system/cpu/",
     "node": "sys/devices/system/node/",

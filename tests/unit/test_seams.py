@@ -33,6 +33,7 @@ STRINGS = {
         "test_share test_spawn test_trace_job test_verify test_without_torch warm_ranks"
     ),
     "recorded": "screens",
+    "topology": "test_nvml",
     "unit/base": "test_files",
     "unit/bench": "test_process",
     "unit/children": "test_command test_own",
@@ -44,7 +45,6 @@ STRINGS = {
     "unit/rank": "test_shim test_signals",
     "unit/system": "test_cuda",
     "unit": "test_layout",
-    "unit/topology": "test_nvml",
     "vm": "conftest",
 }
 """Files whose strings name internals, by folder. Nearly all are code that a child process runs, or modules that it must

@@ -13,7 +13,7 @@ import pytest
 from numapin import Core, Gpu, Nic, Node, Package, Request, Topology, discover, make_plan
 from numapin.errors import UsageError
 from tests.machines.grids import gpu, grid
-from tests.unit.topology.seam import CpuSet, NodeKind, NodeSource, reader, sysfs
+from tests.topology.seam import CpuSet, NodeKind, NodeSource, reader, sysfs
 
 HWLOC = '<topology version="2.0"><object type="Machine"><object type="PU" os_index="7"/></object></topology>'
 NCCL = '<system version="1"><cpu numaid="0" affinity="00000100"/></system>'

@@ -17,7 +17,7 @@ from numapin import Bind, Request, Topology, make_plan
 from tests.machines.compact import compact
 from tests.machines.roots import HERE, NAMES, describe, load, nccl_xml, nvml_readings, write_root
 from tests.recorded.screens import compare
-from tests.unit.topology.seam import (
+from tests.topology.seam import (
     PCI_ORDER,
     NodeSource,
     NvmlReadings,
@@ -31,7 +31,7 @@ from tests.unit.topology.seam import (
 )
 
 if TYPE_CHECKING:
-    from tests.unit.topology.seam import Readings
+    from tests.topology.seam import Readings
 
 FILES = [(name, kind) for name in NAMES for kind in load(name).described]
 _READERS = {"hwloc": read_hwloc, "nccl": read_nccl}
