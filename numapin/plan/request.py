@@ -186,7 +186,6 @@ def parse_gpus(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def _refused(option: str, hint: str) -> Iterator[None]:
-    """Raise UsageError for a value of the wrong kind."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -214,7 +213,6 @@ def _in_range(option: str, given: int | None, most: int) -> int | None:
 
 
 def _one_of(kind: type[_Word], word: object) -> _Word:
-    """Return the choice of this name. Raises ValueError with the choices."""
     if not isinstance(word, str) or word not in list(kind):
         raise ValueError(f"{word!r} is not one of {', '.join(kind)}")
     return kind(word)

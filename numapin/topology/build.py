@@ -358,7 +358,6 @@ def _with_addresses(gpus: Iterable[Gpu]) -> str:
 
 
 def _find_nics(readings: Readings, places: _Places) -> tuple[Nic, ...]:
-    """Return the network interfaces, sorted by name."""
     nics = [replace(nic, node=nic.node if nic.node in places.cpus_of else None) for nic in readings.nics]
     for device in readings.pci:
         if device.interfaces:

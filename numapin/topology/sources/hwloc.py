@@ -320,18 +320,15 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
 
 
 def _kind(element: Element) -> str | None:
-    """Return the type of an object."""
     return element.attributes.get("type")
 
 
 def _info(element: Element, name: str) -> str | None:
-    """Return an info value of an object."""
     values = (entry.text("value") for entry in element.named("info") if entry.text("name") == name)
     return next(values, None)
 
 
 def _numbers(matrix: Element, tag: str) -> list[int]:
-    """Return the numbers in the elements of a name."""
     words = [word for part in matrix.named(tag) for word in "".join(part.texts).split()]
     if len(words) > MAX_NODES**2:
         raise matrix.error(f"{len(words)} numbers in <{tag}>; at most {MAX_NODES**2} are accepted")
