@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin import Bind, Memory, Request
-from tests.machines.roots import NAMES, load, nccl_xml, nvml_readings
-from tests.property.seam import PCI_ORDER, build, nccl_nodes, read_sysfs, xmlfile
+from tests.machines.roots import NAMES, load, nvml_readings
+from tests.property.seam import PCI_ORDER, build, read_sysfs
 from tests.property.test_plan import plan_or_none
 from tests.property.trees import all_files, changed, root_of
 
@@ -99,12 +99,12 @@ def files_of(name: str, pattern: str) -> dict[str, list[str]]:
 def read(name: str, *, hidden: Collection[str] = ()) -> Topology:
     """Read a machine. What NVML and NCCL's file say about the place of a hidden GPU is missing, too."""
     machine, lost = load(name), {folder.rpartition("/")[2] for folder in hidden}
-    nvml, xml = nvml_readings(machine), nccl_xml(machine)
+    nvml = nvml_readings(machine)
     gpus = nvml.gpus and tuple(
         replace(gpu, memory_nodes=None, cpus=None) if gpu.pci in lost else gpu for gpu in nvml.gpus
     )
-    nodes = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
     readings = read_sysfs(root_of(name), source=name)._replace(
-        nvml=nvml._replace(gpus=gpus), nccl_nodes={pci: node for pci, node in nodes.items() if pci not in lost}
+        nvml=nvml._replace(gpus=gpus),
+        nccl_nodes={pci: node for pci, node in machine.nccl_nodes.items() if pci not in lost},
     )
     return build(readings, environ=PCI_ORDER)
