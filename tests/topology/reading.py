@@ -176,7 +176,6 @@ def _two_packages() -> Files:
         both = "2-3,10-11" if number % 8 // 2 else "0-1,8-9"
         files |= {
             f"cpu:cpu{number}/topology/thread_siblings_list": f"{number % 8},{number % 8 + 8}",
-            f"cpu:cpu{number}/topology/package_cpus_list": both,
             f"cpu:cpu{number}/topology/physical_package_id": str(number % 8 // 2),
             f"cpu:cpu{number}/cache/index3/level": "3",
             f"cpu:cpu{number}/cache/index3/shared_cpu_list": both,

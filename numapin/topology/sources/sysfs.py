@@ -1,7 +1,7 @@
 """CPUs, nodes, the cpuset, GPUs and NICs from /sys and /proc below any root directory.
 
-A machine with 256 CPUs takes some milliseconds: the files of a core, an L3 cache or a package are read for one of its
-CPUs only. Source: Documentation/ABI/stable/sysfs-devices-node; .../testing/sysfs-devices-system-cpu, sysfs-bus-pci and
+A machine with 256 CPUs takes some milliseconds: the files of a core or an L3 cache are read for one of its CPUs only.
+Source: Documentation/ABI/stable/sysfs-devices-node; .../testing/sysfs-devices-system-cpu, sysfs-bus-pci and
 sysfs-class-net; admin-guide/cgroup-*/cpusets; admin-guide/acpi/cppc_sysfs.rst. Slingshot:
 docs/ABI/testing/sysfs-class-cxi and drivers/net/ethernet/hpe/ss1 of https://github.com/HewlettPackard/shs-cxi-driver.
 """
@@ -110,9 +110,9 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
 
 
 def _read_cpus(tree: Tree, online: CpuSet) -> tuple[CpuReading, ...]:
-    siblings, packages, caches = dict[int, CpuSet](), dict[int, CpuSet](), dict[int, CpuSet]()
+    siblings, caches = dict[int, CpuSet](), dict[int, CpuSet]()
     in_order = sorted(online)
-    for groups, read in ((siblings, _siblings), (packages, _package_cpus), (caches, _l3)):
+    for groups, read in ((siblings, _siblings), (caches, _l3)):
         # A list is read for one CPU of each group. A CPU without a list, or with one that lacks it, has no group.
         left = set(online)
         for cpu in in_order:
@@ -121,22 +121,17 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[CpuReading, ...]:
                 group = members & left
                 left -= group
                 groups.update(dict.fromkeys(group, group))
-    # The CPUs of each CPU's package as far as known: at least those of its core, or the CPU itself.
-    around = {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in in_order}
-    numbers = {
-        cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id")
-        for cpus in dict.fromkeys(around.values())
+    cores = {cpu: siblings.get(cpu) or CpuSet({cpu}) for cpu in in_order}
+    packages = {
+        core: tree.number(f"{_CPU}/cpu{min(core)}/topology/physical_package_id")
+        for core in dict.fromkeys(cores.values())
     }
-    return tuple(CpuReading(cpu, siblings.get(cpu), numbers[cpus], caches.get(cpu)) for cpu, cpus in around.items())
+    return tuple(CpuReading(cpu, siblings.get(cpu), packages[core], caches.get(cpu)) for cpu, core in cores.items())
 
 
 def _siblings(tree: Tree, at: str) -> CpuSet | None:
     listed = tree.numbers(f"{at}/topology/thread_siblings_list", mask=f"{at}/topology/thread_siblings")
     return listed or tree.numbers(f"{at}/topology/core_cpus_list", mask=f"{at}/topology/core_cpus")
-
-
-def _package_cpus(tree: Tree, at: str) -> CpuSet | None:
-    return tree.numbers(f"{at}/topology/package_cpus_list", mask=f"{at}/topology/core_siblings")
 
 
 def _l3(tree: Tree, at: str) -> CpuSet | None:
