@@ -30,8 +30,6 @@ class NumapinError(Exception):
     Args:
         message: What failed, on what, and what was seen.
         hint: The next command to type, or the remedy.
-        hint_for_fixed_ranks: The hint for commands that cannot choose their number of ranks ("exec --children",
-            "attach"). "": the same.
 
     Attributes:
         exit_code: The exit status of a command that fails with this error.
@@ -50,15 +48,10 @@ class NumapinError(Exception):
     exit_code = 1
     block: tuple[str, ...] = ()  # lines that the command line prints in place of message and hint
 
-    def __init__(self, message: str, hint: str = "", *, hint_for_fixed_ranks: str = "") -> None:
+    def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
         self.message = message
         self.hint = hint
-        self.hint_for_fixed_ranks = hint_for_fixed_ranks
-
-    def use_hint_for_fixed_ranks(self) -> None:
-        """Replace the hint by the one for commands that cannot choose their number of ranks."""
-        self.hint = self.hint_for_fixed_ranks or self.hint
 
     def __str__(self) -> str:
         """Return the message and, on a second line, the hint, safe to print on a terminal."""

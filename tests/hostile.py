@@ -428,7 +428,7 @@ def winding_capture(root: Path, num_cpus: int) -> None:
     put(root, {"sys/devices/system/cpu/online": f"0-{num_cpus - 1}\n", "t/l0": "0\n"})
     for n in range(38):
         link(root / "t", [f"l{n + 1}"], f"/{'a/../' * 800}t/l{n}")
-    link(root / "one/topology", ("thread_siblings_list", "package_cpus_list", "physical_package_id"), "/t/l38")
+    link(root / "one/topology", ("thread_siblings_list", "physical_package_id"), "/t/l38")
     link(root / "sys/devices/system/cpu", (f"cpu{n}" for n in range(num_cpus)), "/one")
 
 

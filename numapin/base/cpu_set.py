@@ -26,7 +26,8 @@ _TOO_MANY = f"the distinct CPU and node lists of this file have more than {MAX_L
 class CpuSet(frozenset[int]):
     """An immutable set of CPUs or of NUMA nodes; `str` writes it as Linux does, which is also its form in JSON.
 
-    It equals any set of the same numbers. Operators and methods with a `CpuSet` on the left return a `CpuSet`.
+    It equals any set of the same numbers. `&`, `|` and `-` with a `CpuSet` on the left, and the methods of their names,
+    return a `CpuSet`.
     """
 
     __slots__ = ("_text",)
@@ -36,29 +37,20 @@ class CpuSet(frozenset[int]):
     def parse(cls, text: str) -> CpuSet:
         """Parse a Linux list string.
 
-        Accepts single numbers, ranges, and the kernel's grouped ranges ("0-31:2/8" is the first 2 of every 8),
-        separated by commas. White space around items is accepted, and an empty string is the empty set.
-        Raises ValueError that names the bad item.
-        Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
+        Accepts single numbers and ranges, separated by commas. White space around items is accepted, and an empty
+        string is the empty set. Raises ValueError that names the bad item.
         """
         _check_length(text)
         numbers: set[int] = set()
         left = 4 * MAX_ID  # bounds what repeated ranges add up to: a file full of them must not take minutes
         for item in map(str.strip, text.split(",") if text.strip() else ()):
-            first = last = item
-            used = group_size = "1"
-            if not _is_number(item):
-                span, has_groups, groups = item.partition(":")
-                first, _, last = span.partition("-")
-                if has_groups:
-                    used, _, group_size = groups.partition("/")
-                if not all(map(_is_number, (first, last, used, group_size))):
-                    raise ValueError(f"{_quoted(item, text)} is not a number or a range such as 0-3")
-            found: range | list[int] = range(int(first), int(last) + 1)
-            if not found or found[-1] >= MAX_ID or not 1 <= int(used) <= int(group_size):
+            first, dash, last = item.partition("-")
+            last = last if dash else first
+            if not _is_number(first) or not _is_number(last):
+                raise ValueError(f"{_quoted(item, text)} is not a number or a range such as 0-3")
+            found = range(int(first), int(last) + 1)
+            if not found or found[-1] >= MAX_ID:
                 raise ValueError(f"range {_quoted(item, text)} runs backwards or too far")
-            if group_size != "1":
-                found = [number for number in found if (number - int(first)) % int(group_size) < int(used)]
             left -= len(found)
             if left < 0:
                 raise ValueError(f"{_short(text)!r} lists the same numbers again and again")
@@ -91,10 +83,6 @@ class CpuSet(frozenset[int]):
         found = frozenset.difference(self, other)
         return self if len(found) == len(self) else CpuSet(found)
 
-    def __xor__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
-        """Return the numbers that are in one set only."""
-        return CpuSet(frozenset.symmetric_difference(self, other))
-
     def union(self, *others: Iterable[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in any of the sets."""
         return CpuSet(frozenset.union(self, *others))
@@ -106,10 +94,6 @@ class CpuSet(frozenset[int]):
     def difference(self, *others: Iterable[object]) -> CpuSet:
         """Return the numbers that are in none of the others."""
         return CpuSet(frozenset.difference(self, *others))
-
-    def symmetric_difference(self, other: Iterable[int]) -> CpuSet:  # type: ignore[override]
-        """Return the numbers that are in one of the two only."""
-        return CpuSet(frozenset.symmetric_difference(self, other))
 
 
 def _rendered_large(numbers: CpuSet) -> str:

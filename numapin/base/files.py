@@ -34,13 +34,6 @@ _UNMAPPED: Final = 65534  # how Linux shows users that a user namespace does not
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _INHERITED: Final = ("/dev/fd", "/proc/self/fd")
 _STDIN: Final = "/dev/stdin"
-_KINDS: Final = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
 # Without O_NONBLOCK, opening a pipe without a reader would block.
 _SPECIAL: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _STREAMS: Final = ("/dev/stdout", "/dev/stderr")
@@ -291,18 +284,12 @@ def open_regular(path: str) -> int:
         descriptor = os.open(path, _READ)
     except ValueError as error:  # a NUL in the path, or text that cannot be encoded
         raise OSError(errno.EINVAL, f"not a file name: {error}", path) from None
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            problem = "a socket or device that cannot be opened, not a regular file"
-            raise OSError(errno.ENXIO, problem, error.filename) from None
-        raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) and is_inherited(path):
         os.set_blocking(descriptor, True)  # our caller is writing it: <(command)
     elif not stat.S_ISREG(mode):
         os.close(descriptor)
-        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "an object of the kernel")  # e.g. an eventfd
-        raise OSError(errno.EINVAL, f"{kind}, not a regular file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
     return descriptor
 
 

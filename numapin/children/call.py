@@ -17,7 +17,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.children import own
 from numapin.children.records import bytes_away
 from numapin.children.table import UnknownDevice, device_of, make_table
-from numapin.errors import BindingRefused, NumapinError, UsageError
+from numapin.errors import BindingRefused, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.rank.become import BINDING, read_binding
@@ -188,11 +188,7 @@ def _planned_here(
 
     vendors = {gpu.index: gpu.vendor for gpu in topology.gpus}
     gpus = [other for other, vendor in vendors.items() if vendor == vendors[index]]
-    try:
-        plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
-    except NumapinError as error:
-        error.use_hint_for_fixed_ranks()  # a call does not take --nproc-per-node
-        raise
+    plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
     slices = [slice_text(rank) for rank in plan.ranks]
     run = "" if given is None else given.run
     table = make_table(plan, topology, own.environ(), slices=slices, run=run)

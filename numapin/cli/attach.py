@@ -17,7 +17,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.cli.options import GPU_NODES, PIDS, Parsed, json_option, record_of, run_names
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
-from numapin.errors import BindingRefused, NumapinError, UsageError
+from numapin.errors import BindingRefused, UsageError
 from numapin.plan.request import Bind, parse_gpus
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
@@ -94,19 +94,15 @@ def attach(*, pids: tuple[int, ...] | None, job: str | None, strict: bool, as_js
         raise UsageError(
             "binding options work only with --pid; a run has a plan of its own", f"numapin attach --job {job}"
         )
-    try:
-        if job is not None:
-            aim = aim_at_run(job, os.environ)
-        elif pids is not None:
-            aim = aim_at_processes(pids, options, os.environ)
-        else:
-            raise UsageError(
-                "neither --pid nor --job is given",
-                "name what to bind: numapin attach --pid PID,... or numapin attach --job @last",
-            )
-    except NumapinError as error:
-        error.use_hint_for_fixed_ranks()  # the ranks run already
-        raise
+    if job is not None:
+        aim = aim_at_run(job, os.environ)
+    elif pids is not None:
+        aim = aim_at_processes(pids, options, os.environ)
+    else:
+        raise UsageError(
+            "neither --pid nor --job is given",
+            "name what to bind: numapin attach --pid PID,... or numapin attach --job @last",
+        )
 
     def show_progress(pid: int, done: int, total: int) -> None:
         show_status(f"process {pid}: {render_size(done)} of {render_size(total)} on other nodes done")

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, BindingOptions, FilePath, record_of, topology_from
-from numapin.errors import NumapinError, UsageError
+from numapin.errors import UsageError
 from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice, launcher_cpus
 from numapin.tasks.identify import cpus_of_job, find_task
@@ -119,16 +119,12 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
 
     from numapin.children.command import run_with_children  # a plain `exec` does not need it
 
-    try:
-        topology = topology_from(gpu_nodes=options.gpu_nodes)
-        request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
-        environ = {**os.environ, **shown}
-        status = run_with_children(
-            topology, request, options.command, environ, strict=options.strict, verbose=options.verbose
-        )
-    except NumapinError as error:
-        error.use_hint_for_fixed_ranks()  # --children does not take --nproc-per-node
-        raise
+    topology = topology_from(gpu_nodes=options.gpu_nodes)
+    request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
+    environ = {**os.environ, **shown}
+    status = run_with_children(
+        topology, request, options.command, environ, strict=options.strict, verbose=options.verbose
+    )
     if status < 0:
         # End by the command's signal, so that a shell loop stops on Ctrl-C, but without another core file.
         number = -status

@@ -59,9 +59,9 @@ def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
         if not topology.gpus or len(keys) > 1 or not keys[0].isdecimal():
             raise
         # A single number that is no GPU's may have been meant as a number of GPUs.
-        see = "--gpus lists GPUs, such as 0,1: see numapin topo"
-        hint = f"for {keys[0]} ranks, give --nproc-per-node {keys[0]}; {see}"
-        raise UsageError(error.message, hint, hint_for_fixed_ranks=see) from None
+        ranks = f"`run` takes {keys[0]} ranks as --nproc-per-node {keys[0]}"
+        hint = f"--gpus lists GPUs, such as 0,1: see numapin topo; {ranks}"
+        raise UsageError(error.message, hint) from None
 
     visible = topology.visible_gpus
     hidden = [gpu for gpu in named if gpu not in visible]
@@ -69,8 +69,8 @@ def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
         raise _not_visible(hidden, visible)
     indices = [gpu.index for gpu in named]
     if len(set(indices)) < len(indices):
-        hint = "for several ranks per GPU: --nproc-per-node N"
-        raise UsageError(f"--gpus names a GPU twice: {indices}", hint, hint_for_fixed_ranks="name each GPU once")
+        hint = "name each GPU once; `run` takes several ranks per GPU as --nproc-per-node N"
+        raise UsageError(f"--gpus names a GPU twice: {indices}", hint)
     if indices != sorted(indices) and not support_of(named[0].vendor).keeps_list_order:
         raise UsageError(
             f"--gpus names {_labels(named)}, but Level Zero numbers the GPUs of a list in ascending order",

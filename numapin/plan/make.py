@@ -365,11 +365,9 @@ def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: 
         if request.bind is Bind.EXCLUSIVE or not cores:
             homes = listed("node", set(not_none(draft.home for draft in group)))
             usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
-            fewer_reserved = "reserve fewer CPUs (--reserve-cpus), or share them: --bind node"
             raise PlanError(
                 f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",
-                f"use fewer ranks (--nproc-per-node), {fewer_reserved}",
-                hint_for_fixed_ranks=fewer_reserved,
+                "reserve fewer CPUs (--reserve-cpus), share them (--bind node), or start fewer ranks",
             )
         why = f"{counted(len(group), 'rank')} share {counted(len(cores), 'core')}"
         for draft, core in zip(group, cycle(cores), strict=False):

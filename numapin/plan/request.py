@@ -17,6 +17,7 @@ from numapin.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+_HELP: Final = "numapin run --help"
 _LISTS: Final = "write a list such as 0-3,8, or a set of numbers"
 
 
@@ -124,8 +125,10 @@ class Request:
         nic_env: Iterable[NicLibrary | str] | str = (),
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
-        put("bind", _chosen("--bind", Bind, bind))
-        put("memory", None if memory is None else _chosen("--memory", Memory, memory))
+        with _refused("--bind", _HELP):
+            put("bind", _one_of(Bind, bind))
+        with _refused("--memory", _HELP):
+            put("memory", None if memory is None else _one_of(Memory, memory))
         with _refused("--memory", _LISTS):
             put("memory_nodes", None if memory_nodes is None else _numbers(memory_nodes))
         put("num_ranks", _in_range("--nproc-per-node", num_ranks, MAX_RANKS))
@@ -140,8 +143,8 @@ class Request:
         with _refused("rank_gpus", "give an index for each rank"):
             indices = None if rank_gpus is None else [None if gpu is None else index(gpu) for gpu in rank_gpus]
             put("rank_gpus", None if indices is None else tuple(indices))
-        libraries = nic_env.split(",") if isinstance(nic_env, str) else nic_env
-        put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in libraries)))
+        with _refused("--nic-env", _HELP):
+            put("nic_env", parse_nic_env(nic_env))
 
         # As far as it can be checked without a machine.
         if self.bind is Bind.NONE and cpus_per_rank is not None:
@@ -164,9 +167,10 @@ def parse_memory(text: str) -> MemoryChoice:
     return MemoryChoice(_one_of(Memory, word), CpuSet.parse(nodes) if equals else None)
 
 
-def parse_nic_env(text: str) -> tuple[NicLibrary, ...]:
-    """Parse a list of libraries: ucx,nvshmem. Raises ValueError."""
-    return tuple(dict.fromkeys(_one_of(NicLibrary, word.strip()) for word in text.split(",")))
+def parse_nic_env(words: Iterable[str]) -> tuple[NicLibrary, ...]:
+    """Parse libraries, or a list of them as text: ucx,nvshmem. Raises ValueError."""
+    named = map(str.strip, words.split(",")) if isinstance(words, str) else words
+    return tuple(dict.fromkeys(_one_of(NicLibrary, word) for word in named))
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
@@ -182,7 +186,6 @@ def parse_gpus(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def _refused(option: str, hint: str) -> Iterator[None]:
-    """Raise UsageError for a value of the wrong kind."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -200,26 +203,16 @@ def _in_range(option: str, given: int | None, most: int) -> int | None:
     try:
         number = index(given)
     except TypeError:
-        raise UsageError(f"{option} is {given!r}; it must be a whole number", "numapin run --help") from None
+        raise UsageError(f"{option} is {given!r}; it must be a whole number", _HELP) from None
     if not 1 <= number <= most:
         bound = "at least 1" if number < 1 else f"at most {most}"
         num_bits = number.bit_length()
         shown = str(number) if num_bits < 64 else f"a number of {num_bits} bits"  # thousands of digits say less
-        raise UsageError(f"{option} is {shown}; it must be {bound}", "numapin run --help")
+        raise UsageError(f"{option} is {shown}; it must be {bound}", _HELP)
     return number
 
 
-def _chosen(option: str, kind: type[_Word], word: object) -> _Word:
-    """Return the choice of this name. Raises UsageError with the choices."""
-    try:
-        return _one_of(kind, word)
-    except ValueError:
-        problem = f"{option} is {word!r}; it must be one of {', '.join(kind)}"
-        raise UsageError(problem, "numapin run --help") from None
-
-
 def _one_of(kind: type[_Word], word: object) -> _Word:
-    """Return the choice of this name. Raises ValueError with the choices."""
     if not isinstance(word, str) or word not in list(kind):
         raise ValueError(f"{word!r} is not one of {', '.join(kind)}")
     return kind(word)

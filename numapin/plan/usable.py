@@ -49,7 +49,7 @@ class UsableMachine:
         self._packages: defaultdict[int | None, set[int]] = defaultdict(set)
         for node in self.cpu_nodes:
             self._packages[node.package].add(node.id)
-        self._fast, _ = fast_cores(topology)
+        self._fast = fast_cores(topology)
         self._fast_ids = frozenset(chain.from_iterable(fast.cpus for fast in self._fast))
 
     def cores(self, cpus: Iterable[int]) -> list[Core]:

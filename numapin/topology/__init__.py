@@ -3,7 +3,7 @@
 ::
 
     address.py    PCI addresses: one spelling, one order
-    model.py      the parts of a machine, Topology with its queries, restrict() and JSON
+    model.py      the parts of a machine, Topology with its queries and JSON
     readings.py   the readers' findings; the meaning of PCI classes and speeds
     nics.py       network devices, each with all of its names; links; the nearest NICs of each GPU
     visible.py    the effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs

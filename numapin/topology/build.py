@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain, combinations, count, filterfalse, islice, product
 from math import comb
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.text import not_none, printable
+from numapin.base.text import not_none, printable, without_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
-from numapin.topology.fast import fast_cores
-from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Pcie, Topology
+from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Topology
 from numapin.topology.nics import Link, LinkKind, Nic
 from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, PciReading, Readings
 from numapin.topology.vendors import VENDORS, GpuVendor, preferred, seen_by_ranks, support_of
@@ -74,7 +73,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     # Without NVIDIA's driver, NVML only matters if there is a GPU of NVIDIA.
     has_no_driver = readings.nvml.gpus is None and not readings.nvml.broken
     nvml_notes = () if has_no_driver and num_nvidia == 0 else readings.nvml.notes
-    topology = Topology(
+    return Topology(
         host=readings.host,
         source=readings.source,
         packages=tuple(Package(id=number, nodes=CpuSet(nodes_of_package[number])) for number in packages),
@@ -103,8 +102,6 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         gpu_order_known=not order_note,
         allowed_known=readings.allowed_known,
     )
-    _, notes = fast_cores(topology)
-    return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
 
 
 def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topology:
@@ -314,7 +311,7 @@ def _without_cpuset(readings: Readings, with_cpus: CpuSet) -> Iterator[NvmlReadi
 def _gpu(nvml: NvmlReading, pci: PciReading, places: _Places) -> Gpu:
     by_nvml = {NodeSource.NVML_MEMORY: nvml.memory_nodes, NodeSource.NVML_CPUS: nvml.cpus}
     node, source = places.locate(nvml.pci, {**by_nvml, **pci.evidence})
-    memory_node = _known(nvml.own_node, pci.memory_node)
+    memory_node = pci.memory_node if nvml.own_node is None else nvml.own_node
     return Gpu(
         index=nvml.index,
         uuid=nvml.uuid,
@@ -323,22 +320,13 @@ def _gpu(nvml: NvmlReading, pci: PciReading, places: _Places) -> Gpu:
         node=node,
         node_source=source,
         cpus=(pci.evidence.get(NodeSource.LOCAL_CPUS) or nvml.cpus) if node is None else places.cpus_of[node],
-        pcie=Pcie(
-            gen=_known(nvml.pcie.gen, pci.pcie.gen),
-            width=_known(nvml.pcie.width, pci.pcie.width),
-            max_gen=_known(nvml.pcie.max_gen, pci.pcie.max_gen),
-            max_width=_known(nvml.pcie.max_width, pci.pcie.max_width),
-        ),
+        pcie=replace(pci.pcie, **without_none(asdict(nvml.pcie))),
         mig=nvml.mig,
         vendor=pci.gpu_vendor,
         partition=pci.partition,
         memory_node=memory_node if memory_node in places.of_gpus else None,
         pci_parents=pci.known_parents,
     )
-
-
-def _known(first: int | None, second: int | None) -> int | None:
-    return second if first is None else first
 
 
 def _gpu_notes(devices: Sequence[_FoundGpu]) -> Iterator[str]:
@@ -361,7 +349,6 @@ def _with_addresses(gpus: Iterable[Gpu]) -> str:
 
 
 def _find_nics(readings: Readings, places: _Places) -> tuple[Nic, ...]:
-    """Return the network interfaces, sorted by name."""
     nics = [replace(nic, node=nic.node if nic.node in places.cpus_of else None) for nic in readings.nics]
     for device in readings.pci:
         if device.interfaces:

@@ -76,7 +76,6 @@ def discover(
 
 
 def _read_host(environ: Mapping[str, str]) -> Topology:
-    """Read the live host through sysfs, libnuma and NVML."""
     from numapin.topology.sources.libnuma import read_libnuma
     from numapin.topology.sources.nvml import read_nvml
     from numapin.topology.sources.sysfs import read_sysfs
@@ -156,7 +155,6 @@ def read_example(name: str) -> str:
 
 
 def _read_text(path: Path) -> str:
-    """Read a text file of bounded size. Raises MachineError that names the file."""
     try:
         data = read_file(str(path), max_bytes=_MAX_FILE_BYTES, what="machine file")
     except OSError as error:

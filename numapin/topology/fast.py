@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.text import listed, not_none
+from numapin.base.text import not_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numapin.topology.model import Core, Topology
 
-PERF: Final = "highest_perf"
-CAPACITY: Final = "cpu_capacity"
-FILES: Final = {PERF: f"acpi_cppc/{PERF}", CAPACITY: CAPACITY}
-"""The name of each rating, and its file below /sys/devices/system/cpu/cpuN."""
 _LEAST_GAIN: Final = 1.05
 
 
@@ -36,15 +33,14 @@ class FastCores:
     rating: str  # why they count as fast: "highest_perf 255, others 200"
 
 
-def fast_cores(topology: Topology) -> tuple[list[FastCores], list[str]]:
-    """Return the fast cores of each node that has fast and slow ones, and notes on ratings that are ignored."""
+def fast_cores(topology: Topology) -> list[FastCores]:
+    """Return the fast cores of each node that has fast and slow ones."""
     found: list[FastCores] = []
-    notes: list[str] = []
     if len(topology.speeds) < 2:  # all CPUs have the same speed, or the kernel does not rate them
-        return found, notes
+        return found
     by_cpu = {
-        PERF: {cpu: speed.highest_perf for speed in topology.speeds for cpu in speed.cpus},
-        CAPACITY: {cpu: speed.capacity for speed in topology.speeds for cpu in speed.cpus},
+        "highest_perf": {cpu: speed.highest_perf for speed in topology.speeds for cpu in speed.cpus},
+        "cpu_capacity": {cpu: speed.capacity for speed in topology.speeds for cpu in speed.cpus},
     }
     cores_of: defaultdict[int, list[Core]] = defaultdict(list)
     for core in topology.cores:
@@ -53,10 +49,7 @@ def fast_cores(topology: Topology) -> tuple[list[FastCores], list[str]]:
 
     for node, cores in sorted(cores_of.items()):
         for name, values_of in by_cpu.items():  # the first one that tells cores apart counts
-            values, problem = _values(cores, values_of)
-            if problem:
-                see = f"see: grep . /sys/devices/system/cpu/cpu*/{FILES[name]}"
-                notes.append(f"node {node}: {name} {problem}, so it is ignored; {see}")
+            values = _values(cores, values_of)
             if values and max(values) > _LEAST_GAIN * min(values):
                 # The fast cores are those in the upper half of the range.
                 middle = (min(values) + max(values)) / 2
@@ -65,19 +58,15 @@ def fast_cores(topology: Topology) -> tuple[list[FastCores], list[str]]:
                 rating = f"{name} {_range(fast)}, others {_range(slow)}"
                 found.append(FastCores(node=node, cpus=CpuSet().union(*cpus), rating=rating))
                 break
-    return found, notes
+    return found
 
 
-def _values(cores: Sequence[Core], by_cpu: Mapping[int, int | None]) -> tuple[list[int], str]:
-    """Return one value per core (none if they are unknown), and why they cannot be used, or ""."""
-    by_core = [(core, {by_cpu.get(cpu) for cpu in core.cpus}) for core in cores]
-    mixed = next((core for core, values in by_core if len(values) > 1), None)
-    unknown = [core.id for core, values in by_core if None in values]
-    if mixed is not None:
-        return [], f"differs between the threads of a core ({listed('CPU', mixed.cpus)})"
-    if 0 < len(unknown) < len(cores):
-        return [], f"is unknown for some cores ({listed('CPU', unknown)})"
-    return not_none(value for _, values in by_core for value in values), ""
+def _values(cores: Sequence[Core], by_cpu: Mapping[int, int | None]) -> list[int]:
+    """Return one value per core; none if a core's is unknown or differs between its threads."""
+    by_core = [{by_cpu.get(cpu) for cpu in core.cpus} for core in cores]
+    is_usable = all(len(values) == 1 for values in by_core)
+    values = not_none(chain.from_iterable(by_core))
+    return values if is_usable and len(values) == len(cores) else []
 
 
 def _range(values: Sequence[int]) -> str:

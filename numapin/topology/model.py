@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -412,18 +412,6 @@ class Topology:
         if None in devices:
             lines.append(f"  node unknown: {', '.join(devices[None])}")
         return printable_lines("\n".join(lines))
-
-    def restrict(self, allowed: Allowed) -> Self:
-        """Return the same machine with less of it allowed.
-
-        Args:
-            allowed: What remains allowed. What was not allowed before stays forbidden.
-
-        Returns:
-            A new topology.
-        """
-        both = Allowed(cpus=self.allowed.cpus & allowed.cpus, nodes=self.allowed.nodes & allowed.nodes)
-        return replace(self, allowed=both)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.topology/1) for `json.dumps`; reading it ignores the nearest NICs."""

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from itertools import count, filterfalse
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.text import listed
 from numapin.topology.model import CpuSpeed, Mig, NodeSource, Pcie
 from numapin.topology.nics import Nic, NicKind
 from numapin.topology.vendors import ACCELERATOR, DISPLAY, GpuVendor
@@ -20,7 +18,6 @@ from numapin.topology.vendors import ACCELERATOR, DISPLAY, GpuVendor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PackageKey = TypeVar("PackageKey")
 GpuPart: TypeAlias = tuple[str, int | None]  # a PCI address, and the number of the partition if the GPU has several
 
 _NETWORK: Final = 0x02  # the base class of network devices on PCI: the upper half of `pci_class`
@@ -78,22 +75,6 @@ def gbit_s(mbit_s: str | None) -> float | None:
 def pcie_width(lanes: int | None) -> int | None:
     """Return a number of lanes that exists, or None."""
     return lanes if lanes in _WIDTHS else None
-
-
-def distinct_packages(numbers: Mapping[PackageKey, int | None]) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
-    """Return a number of its own for each package, and a note if the source gives several the same."""
-    taken: set[int | None] = set()
-    repeated: dict[PackageKey, int] = {}
-    for package, number in numbers.items():
-        if number is not None and number in taken:
-            repeated[package] = number
-        taken.add(number)
-    if not repeated:
-        return dict(numbers), ()
-    free = filterfalse(taken.__contains__, count())
-    distinct = {package: next(free) if package in repeated else number for package, number in numbers.items()}
-    text = "several sockets have the same number in the firmware's tables, and are given others"
-    return distinct, (f"{text}: {listed('socket', set(repeated.values()))}",)
 
 
 class CpuReading(NamedTuple):

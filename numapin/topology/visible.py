@@ -120,7 +120,7 @@ def _read_list(text: str, gpus: Sequence[Gpu]) -> tuple[list[_VisibleDevice] | N
     devices: list[_VisibleDevice] = []
     for position, entry in enumerate(entries):
         found = _find_uuid(entry, kind, gpus) if kind else _find_index(entry, gpus)
-        if not isinstance(found, str):
+        if found is not None:
             if found in devices:
                 return [], [f"{variable} names {found} twice, so CUDA refuses to start; name each device once"]
             devices.append(found)
@@ -133,7 +133,8 @@ def _read_list(text: str, gpus: Sequence[Gpu]) -> tuple[list[_VisibleDevice] | N
         if not any(map(str.strip, entries[position:])):  # "0,1," loses nothing
             return devices, []
         loss = "CUDA ignores it and everything after it" if devices else "CUDA sees no GPU"
-        return devices, [f"{variable}: {found}, so {loss}; list the devices with: nvidia-smi -L"]
+        problem = f"{entry!r} does not name a device, so {loss}; list the devices with: nvidia-smi -L"
+        return devices, [f"{variable}: {problem}"]
     return devices, []
 
 
@@ -142,32 +143,19 @@ def _kind(entry: str) -> str:
     return next((prefix for prefix in (GPU_PREFIX, MIG_PREFIX) if entry.startswith(prefix)), "")
 
 
-# Each of these returns the device that an entry names, or why it names none.
-
-
-def _find_index(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
+def _find_index(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | None:
     match = _INDEX.match(entry)
-    if match is None:
-        return f"{entry!r} is of another kind than the first entry" if _kind(entry) else f"{entry!r} is not an index"
-    number = int(match[1] + match[2])
-    return _VisibleDevice(gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
+    number = int(match[1] + match[2]) if match else -1
+    return _VisibleDevice(gpus[number]) if 0 <= number < len(gpus) else None
 
 
-def _find_uuid(entry: str, kind: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
+def _find_uuid(entry: str, kind: str, gpus: Sequence[Gpu]) -> _VisibleDevice | None:
     known = [(gpu.uuid, _VisibleDevice(gpu)) for gpu in gpus]
     if kind == MIG_PREFIX:
         known = [(mig.uuid, _VisibleDevice(gpu, mig.uuid)) for gpu in gpus for mig in gpu.mig]
         exact = dict(known).get(entry)
         if exact is not None:
             return exact
-    if not entry.startswith(kind):
-        if entry.lstrip().startswith(kind):
-            return f"CUDA does not skip the blank in {entry!r}"
-        return f"{entry!r} is of another kind than the first entry"
-    digits = uuid_digits(entry, kind)
-    if not digits:
-        return f"{entry!r} is not a UUID"
-    fits = [device for uuid, device in known if uuid and uuid_digits(uuid, kind).startswith(digits)]
-    if len(fits) == 1:
-        return fits[0]
-    return f"several UUIDs start with {entry!r}" if fits else f"there is no {entry!r}"
+    digits = uuid_digits(entry, kind) if entry.startswith(kind) else ""
+    fits = [device for uuid, device in known if uuid and digits and uuid_digits(uuid, kind).startswith(digits)]
+    return fits[0] if len(fits) == 1 else None

@@ -335,7 +335,7 @@ def machine_view(topology: Topology, plan: Plan | None) -> MachineView:
         places=rank_places(topology, plan),
         nearest_nics=topology.nearest_nics if topology.gpus else {},
         empty=empty_nodes(topology),
-        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)[0]},
+        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
         model=models.pop() if has_several and len(models) == 1 else "",
         pcie=links.pop() if has_several and len(links) == 1 else "",
         is_one_source=has_several and len({gpu.node_source for gpu in topology.gpus}) == 1,

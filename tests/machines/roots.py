@@ -1,4 +1,4 @@
-"""Turn a machine's facts (NAME.toml) into the files of a real one: a sysfs/proc tree, NVML readings, an NCCL file.
+"""Turn a machine's facts (NAME.toml) into the files of a real one: a sysfs/proc tree, and NVML readings.
 
 The facts are data: packages, nodes, the numbering of SMT siblings, host bridges with their node, devices by their path.
 The tree has Linux's own layout, with lists and masks, so that our reader can be compared with others (hwloc).
@@ -69,6 +69,10 @@ class Machine:
         found = {node["id"]: CpuSet.parse(node.get("cpus", "")) & self.online for node in self.nodes}
         return {node: cpus for node, cpus in found.items() if cpus}
 
+    @property
+    def nccl_nodes(self) -> dict[str, int]:
+        return {address: int(node) for node, addresses in self.nccl.items() for address in addresses}
+
 
 def load(name: str) -> Machine:
     return Machine(name=name, **tomllib.loads((HERE / f"{name}.toml").read_text()))
@@ -117,19 +121,6 @@ def nvml_readings(machine: Machine) -> NvmlReadings:
     gpus = tuple(_nvml_reading(machine, index, gpu) for index, gpu in enumerate(machine.gpus))
     pairs = [(a, b) for a in range(len(gpus)) for b in range(a + 1, len(gpus))] if machine.nvlinks else []
     return NvmlReadings(gpus=gpus, links=tuple((a, b, f"NV{machine.nvlinks}") for a, b in pairs))
-
-
-def nccl_xml(machine: Machine) -> str | None:
-    """Return the NCCL topology file of the cloud's image, or None if the facts name none."""
-    if not machine.nccl:
-        return None
-    cpus = [
-        f'<cpu numaid="{node}" affinity="{_mask(machine.cpu_nodes[int(node)])}" arch="x86_64">'
-        + "".join(f'<pci busid="{address}" class="0x030200" link_width="16"/>' for address in addresses)
-        + "</cpu>"
-        for node, addresses in machine.nccl.items()
-    ]
-    return f'<system version="1">{"".join(cpus)}</system>\n'
 
 
 def uuid(index: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from numapin.base import cpu_set, formats
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable, printable_lines
-from numapin.cli.output import json_text, visible
+from numapin.cli.output import json_text
 from numapin.jobs import kubernetes, manifest, notation
 from numapin.jobs.request import JobRequest, name_of
 from numapin.topology.build import build
@@ -18,7 +18,6 @@ from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
-from numapin.topology.visible import apply_visibility
 from numapin.view.picture import lay_out, svg
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ A fact may also make no difference: then the plan is the same as with it.
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
@@ -16,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin import Bind, Memory, Request
-from tests.machines.roots import NAMES, describe, load, nccl_xml, nvml_readings
-from tests.property.seam import PCI_ORDER, build, nccl_nodes, read_hwloc, read_sysfs, xmlfile
+from tests.machines.roots import NAMES, load, nvml_readings
+from tests.property.seam import PCI_ORDER, build, read_sysfs
 from tests.property.test_plan import plan_or_none
 from tests.property.trees import all_files, changed, root_of
 
@@ -40,14 +39,12 @@ OF_THE_MACHINE: Final = {
     "content of the cpuset": r"(proc/self/status|dev/cpuset/job|sys/fs/cgroup/job).*",
 }
 FACTS: Final = OF_A_FOLDER | OF_THE_MACHINE
-OF_HWLOC: Final = ("Core", L3, "Package", "Bridge", "allowed_cpuset", "allowed_nodeset")
 REQUESTS: Final = st.builds(
     Request,
     bind=st.sampled_from(Bind),
     memory=st.none() | st.sampled_from(Memory),
     num_ranks=st.none() | st.integers(1, 4),
 )
-DESCRIBED: Final = [name for name in NAMES if "hwloc" in load(name).described]
 
 
 def test_every_fact_is_somewhere() -> None:
@@ -70,14 +67,6 @@ def test_without_a_fact_a_plan_is_not_exact_or_does_not_depend_on_it(data: st.Da
     paths = (path for folder in hidden for path in files_of(name, FACTS[fact])[folder])
     with changed(name, dict.fromkeys(paths)):
         after = plan_or_none(read(name, hidden=hidden), request)
-    require_not_exact_or_same(before, after, request, fact)
-
-
-@given(st.sampled_from(DESCRIBED), st.sampled_from(OF_HWLOC), REQUESTS)
-def test_without_objects_of_hwloc_a_plan_is_not_exact_or_the_same(name: str, fact: str, request: Request) -> None:
-    """The same of hwloc's file, without all objects of a type or without an attribute."""
-    text = describe(load(name), "hwloc")
-    before, after = plan_or_none(read_file(text), request), plan_or_none(read_file(without(text, fact)), request)
     require_not_exact_or_same(before, after, request, fact)
 
 
@@ -110,37 +99,12 @@ def files_of(name: str, pattern: str) -> dict[str, list[str]]:
 def read(name: str, *, hidden: Collection[str] = ()) -> Topology:
     """Read a machine. What NVML and NCCL's file say about the place of a hidden GPU is missing, too."""
     machine, lost = load(name), {folder.rpartition("/")[2] for folder in hidden}
-    nvml, xml = nvml_readings(machine), nccl_xml(machine)
+    nvml = nvml_readings(machine)
     gpus = nvml.gpus and tuple(
         replace(gpu, memory_nodes=None, cpus=None) if gpu.pci in lost else gpu for gpu in nvml.gpus
     )
-    nodes = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
     readings = read_sysfs(root_of(name), source=name)._replace(
-        nvml=nvml._replace(gpus=gpus), nccl_nodes={pci: node for pci, node in nodes.items() if pci not in lost}
+        nvml=nvml._replace(gpus=gpus),
+        nccl_nodes={pci: node for pci, node in machine.nccl_nodes.items() if pci not in lost},
     )
     return build(readings, environ=PCI_ORDER)
-
-
-# --- hwloc's files without some of their objects ---------------------------------------------------------------------
-
-
-def read_file(text: str) -> Topology:
-    return build(read_hwloc(xmlfile.parse(text, source="file")), environ=PCI_ORDER)
-
-
-def without(text: str, fact: str) -> str:
-    """Return hwloc's XML without the objects of a type or without an attribute of the machine.
-
-    What is in such an object moves up; what is below a bridge moves to the machine, where hwloc puts PCI devices whose
-    place it does not know.
-    """
-    root = ET.fromstring(text)  # noqa: S314 - made by tests.machines
-    machine = root.find("object")
-    assert machine is not None
-    machine.attrib.pop(fact, None)
-    kind = {L3: "L3Cache"}.get(fact, fact)
-    for parent in list(root.iter("object")):
-        for child in [child for child in parent if child.get("type") == kind]:
-            parent.remove(child)
-            (machine if kind == "Bridge" else parent).extend(list(child))
-    return ET.tostring(root, encoding="unicode")

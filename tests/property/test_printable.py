@@ -6,17 +6,11 @@ import json
 import os
 import subprocess
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console, Group
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
-from rich.tree import Tree
 
 from numapin.errors import NumapinError
-from tests.property.seam import formats, json_text, printable, printable_lines, visible
+from tests.property.seam import formats, json_text, printable, printable_lines
 
 TEXT = st.text(st.characters(), max_size=30) | st.text(
     "\x1b[31m\x07\x9b\x85\x7f\n\t\u202e\u2066\ud800é名'\\\"", max_size=12
@@ -75,21 +69,3 @@ def test_an_error_that_nobody_catches() -> None:
     error = NumapinError("a\x1b[2J\n\tb", "c\u202e")
     assert str(error) == "a\ufffd[2J\n    b\n  hint: c\ufffd"
     assert (error.message, error.hint) == ("a\x1b[2J\n\tb", "c\u202e")
-
-
-def test_tables_trees_and_groups_of_names() -> None:
-    """A name is replaced in every cell, with its style, before rich lays it out; an unknown kind is refused."""
-    bad = "a\x1b[2J\nb"
-    table = Table(bad, "x")
-    table.add_row(bad, Text(bad, style="red"))
-    table.add_row(Group(Text(bad), bad), "")
-    tree = Tree(Text("top", style="bold").append(bad, style="red"))
-    tree.add(bad)
-    console = Console(width=60, force_terminal=True, highlight=False, markup=False)
-    with console.capture() as captured:
-        console.print(visible(Group(table, tree, bad)))
-    assert captured.get().count("a\ufffd[2J\ufffdb") == 8
-    assert "\x1b[31ma\ufffd[2J\ufffdb" in captured.get()
-    assert "\x1b[2J" not in captured.get()
-    with pytest.raises(TypeError, match="Panel"):
-        visible(Panel(bad))

@@ -14,7 +14,6 @@ from tests.topology.documents import (
     machine,
     node,
     obj,
-    package,
     pci,
     system,
     two_packages,
@@ -181,10 +180,6 @@ HWLOC: Final = {
         *(card(busid=f"0000:{n}8:00.0", pci_type=MAX) for n in (1, 2))
     ),
     "CPUs without a Core element have unknown siblings": two_packages().replace('type="Core"', 'type="Group"'),
-    "packages of one number stay apart, with a note": machine(
-        package(0, node(0, (0, 1, 4, 5)), cpus=(0, 1, 4, 5), nodes=(0,)),
-        package(0, node(1, (2, 3, 6, 7)), cpus=(2, 3, 6, 7), nodes=(1,)),
-    ),
     "the encoding declaration is ignored": two_packages().replace("UTF-8", "UTF-16"),
     "a byte order mark is ignored": "\ufeff" + two_packages(),
     **{
@@ -193,32 +188,19 @@ HWLOC: Final = {
             (
                 "",
                 "{}",
-                "[1]",
                 "\n<root/>",
-                "<root><topology/></root>",
                 "<topology version='2.0'><object>",
-                "<topology version='2.0'>\n</object>",
-                "<topology version='2.0'>\0",
-                *(
-                    f"<topology {version}/>"
-                    for version in ("", *(f"version='{n}'" for n in ("1.11", "4.0", "20", "2.0")))
-                ),
-                "<topology version='2.0'><object type='PCIDev'/></topology>",
+                "<topology/>",
+                *(f"<topology version='{number}'/>" for number in ("1.11", "4.0")),
+                "<topology version='2.0'/>",
                 machine(),
                 machine(core(0), core(0)),
-                *(
-                    machine(obj("PU", **said))
-                    for said in ({}, {"os_index": "x"}, {"os_index": -1}, {"os_index": 1 << 20})
-                ),
+                *(machine(obj("PU", **said)) for said in ({}, {"os_index": "x"}, {"os_index": 1 << 20})),
                 machine(core(0), node(0, [0]), node(0, [0])),
                 *(machine(core(0), obj("NUMANode", os_index=0, cpuset=text)) for text in ("0xzz", "0x0," * 2000)),
                 two_packages(card(busid="18")),
                 "<a>" * 150 + "</a>" * 150,
-                '<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/hostname">]><topology version="2.0">&x;</topology>',
-                *(
-                    two_packages().replace('hwloc2.dtd"', f'hwloc2.dtd" [{declared}]')
-                    for declared in ('<!ATTLIST a z CDATA "x">', "<!ELEMENT a ANY>", "", "<!NOTATION n SYSTEM 'n'>")
-                ),
+                two_packages().replace('hwloc2.dtd"', 'hwloc2.dtd" [<!ATTLIST a z CDATA "x">]'),
             )
         )
     },
@@ -325,13 +307,11 @@ NCCL: Final = {
         f"refused: {number}": text
         for number, text in enumerate(
             (
-                '<system version="1">\n<cpu>',
                 system(),
                 system(cpu(), cpu()),
-                *(system(cpu(numaid=text)) for text in ("zero", "1048576")),
+                system(cpu(numaid="zero")),
                 system(cpu(affinity="0-3")),
                 system(cpu(pci("0000:0f:00.0", GPU, link='link_width="x16"'))),
-                '<!DOCTYPE system [<!ENTITY a "b">]><system version="1">&a;</system>',
             )
         )
     },

@@ -44,14 +44,13 @@ CASES: Final = {
     },
     "a CPU of which nothing is known has no core, package or cache, and a note": Case(
         files={f"cpu:cpu{cpu}/{name}": None for cpu in (0, 8) for name in ("topology", "cache")}
-        | cpus((1, 9), {"topology/package_cpus_list": "1,9", "cache/index3/shared_cpu_list": "1,9"})
+        | cpus((1, 9), {"cache/index3/shared_cpu_list": "1,9"})
     ),
     "a CPU that two sibling lists claim belongs to the first": Case(
         files={"cpu:cpu1/topology/thread_siblings_list": "1,8-9"}
     ),
-    "package -1, as in virtual machines, is unknown": Case(files={"cpu:cpu0/topology/physical_package_id": "-1"}),
-    "without package_cpus_list, core_siblings or each core's own package id counts": Case(
-        files=cpus((0, 1, 8, 9), {"topology/package_cpus_list": None}) | {"cpu:cpu0/topology/core_siblings": "101"}
+    "package -1, as in virtual machines, is unknown": Case(
+        files=cpus((0, 1, 8, 9), {"topology/physical_package_id": "-1"})
     ),
     "the L3 is found by its level, and its mask serves for the list": Case(
         files=cpus((2, 3, 10, 11), {"cache/index3/level": "2", "cache/index2/level": "3"})
@@ -160,10 +159,10 @@ CASES: Final = {
     "the first rating decides if the second contradicts it": Case(
         files=ratings(PERF, "255", "200") | ratings("cpu_capacity", "512", "1024")
     ),
-    "a rating that differs between the threads of a core is ignored, with a note": Case(
+    "a rating that differs between the threads of a core is ignored": Case(
         files=ratings("cpu_capacity", "1024", "512", (0, 1))
     ),
-    "a rating that some cores lack is ignored, with a note": Case(
+    "a rating that some cores lack is ignored": Case(
         files=rated(PERF, c0="255", c8="255", c2="200", c10="200", c3="200", c11="200")
     ),
     "a rating that is ignored does not hide the other one": Case(
@@ -189,7 +188,6 @@ CASES: Final = {
         for name in (
             "cpu:online",
             "cpu:cpu0/topology/thread_siblings_list",
-            "cpu:cpu0/topology/package_cpus_list",
             "cpu:cpu0/cache/index3/shared_cpu_list",
             "node:online",
             "node:node1/cpulist",

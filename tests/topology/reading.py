@@ -19,6 +19,7 @@ from numapin.errors import NumapinError
 from tests.machines.roots import load, write_root
 from tests.topology.documents import cpu, system, two_packages
 from tests.topology.seam import (
+    PCI_ORDER,
     CpuSet,
     Mig,
     NvmlReading,
@@ -37,7 +38,6 @@ from tests.topology.seam import (
 Files = Mapping[str, "str | bytes | None"]
 Facts = dict[str, dict[str, object]]
 
-PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 _PLACES = {
     "cpu": "sys/devices/system/cpu/",
     "node": "sys/devices/system/node/",
@@ -176,7 +176,6 @@ def _two_packages() -> Files:
         both = "2-3,10-11" if number % 8 // 2 else "0-1,8-9"
         files |= {
             f"cpu:cpu{number}/topology/thread_siblings_list": f"{number % 8},{number % 8 + 8}",
-            f"cpu:cpu{number}/topology/package_cpus_list": both,
             f"cpu:cpu{number}/topology/physical_package_id": str(number % 8 // 2),
             f"cpu:cpu{number}/cache/index3/level": "3",
             f"cpu:cpu{number}/cache/index3/shared_cpu_list": both,
@@ -200,7 +199,7 @@ def _facts_of(topology: Topology) -> Facts:
             found |= {f"{name} {_IDS[name](item)}": _known(item) for item in value}
     notes = set(topology.notes)
     found["warnings beside notes"] = {"": [text for text in topology.warnings if text not in notes]}
-    return found | {f"fast {fast.node}": {"": f"{fast.cpus} ({fast.rating})"} for fast in fast_cores(topology)[0]}
+    return found | {f"fast {fast.node}": {"": f"{fast.cpus} ({fast.rating})"} for fast in fast_cores(topology)}
 
 
 def _known(item: Mapping[str, Any]) -> dict[str, object]:

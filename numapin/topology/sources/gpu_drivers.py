@@ -18,7 +18,6 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_GPUS, MAX_NODES
@@ -34,21 +33,13 @@ if TYPE_CHECKING:
     from numapin.system.tree import Tree
 
 
-def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciReading, ...], tuple[FabricLink, ...]]:
+def read_drivers(tree: Tree, devices: Sequence[PciReading]) -> tuple[tuple[PciReading, ...], tuple[FabricLink, ...]]:
     """Return the GPUs as their drivers serve them, then the other devices; and the links of GPUs that are not PCI."""
-    others: list[PciReading] = []
-    by_vendor: defaultdict[GpuVendor | None, list[PciReading]] = defaultdict(list)
-    for device in devices:
-        (by_vendor[device.vendor] if device.is_gpu else others).append(device)
-    is_live = not tree.root
-    gpus = read_nvidia(tree, by_vendor.pop(GpuVendor.NVIDIA, []))
-    fabric: tuple[FabricLink, ...] = ()
-    if by_vendor[GpuVendor.AMD]:
-        of_amd, fabric = read_amd(tree, by_vendor.pop(GpuVendor.AMD), is_live=is_live)
-        gpus += of_amd
-    gpus += read_intel(tree, by_vendor.pop(GpuVendor.INTEL, []), is_live=is_live)
-    gpus += chain.from_iterable(by_vendor.values())  # those of other vendors as PCI shows them
-    return (*gpus, *others), fabric
+    gpus, is_live = [device for device in devices if device.is_gpu], not tree.root
+    nvidia, amd, intel = ([gpu for gpu in gpus if gpu.vendor is vendor] for vendor in GpuVendor)
+    of_amd, fabric = read_amd(tree, amd, is_live=is_live) if amd else ([], ())
+    served = (*read_nvidia(tree, nvidia), *of_amd, *read_intel(tree, intel, is_live=is_live))
+    return (*served, *(device for device in devices if not device.is_gpu)), fabric
 
 
 def _render_nodes(tree: Tree, address: str) -> set[str]:

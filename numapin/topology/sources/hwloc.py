@@ -25,7 +25,6 @@ from numapin.topology.readings import (
     NodeReading,
     PciReading,
     Readings,
-    distinct_packages,
     nic_kind,
     pci_class,
 )
@@ -74,7 +73,7 @@ def read_hwloc(root: Element) -> Readings:
         if element.tag == "object":
             objects[_kind(element)].append((element, above))
 
-    cpus, package_notes = _read_cpus(objects["PU"], machine)
+    cpus = _read_cpus(objects["PU"], machine)
     nodes, doubtful = _read_nodes(objects["NUMANode"], CpuSet(cpu.cpu for cpu in cpus), _distances(root))
     doubts: tuple[str, ...] = ()
     if doubtful:
@@ -111,7 +110,7 @@ def read_hwloc(root: Element) -> Readings:
             node.id("os_index") for node, _ in objects["NUMANode"] if node.word("subtype").endswith("GPUMemory")
         ),
         doubtful_nodes=doubtful,
-        notes=(*package_notes, *doubts),
+        notes=doubts,
         allowed_known=all(map(machine.text, _ALLOWED)),
     )
 
@@ -119,8 +118,7 @@ def read_hwloc(root: Element) -> Readings:
 # --- CPUs and nodes --------------------------------------------------------------------------------------------------
 
 
-def _read_cpus(objects: Iterable[Placed], machine: Element) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
-    """Return the CPUs, and notes on their packages."""
+def _read_cpus(objects: Iterable[Placed], machine: Element) -> tuple[CpuReading, ...]:
     around: dict[int, dict[str | None, Element]] = {}  # the elements above each CPU, by type
     for pu, above in objects:
         cpu = pu.id("os_index")
@@ -130,24 +128,19 @@ def _read_cpus(objects: Iterable[Placed], machine: Element) -> tuple[tuple[CpuRe
     if not around:
         raise machine.error("it has no PU")
     members: defaultdict[Element | None, set[int]] = defaultdict(set)
-    numbers: dict[Element | None, int | None] = {}
-    for cpu, elements in sorted(around.items()):
+    for cpu, elements in around.items():
         for kind in {"Core", "L3Cache"} & elements.keys():
             members[elements[kind]].add(cpu)
-        if "Package" in elements:
-            numbers[elements["Package"]] = elements["Package"].number("os_index")
     groups = {element: CpuSet(cpus) for element, cpus in members.items()}
-    packages, notes = distinct_packages(numbers)
-    cpus = tuple(
+    return tuple(
         CpuReading(
             cpu=cpu,
             siblings=groups.get(elements.get("Core")),
-            package=packages.get(elements.get("Package")),
+            package=elements["Package"].number("os_index") if "Package" in elements else None,
             l3=groups.get(elements.get("L3Cache")),
         )
         for cpu, elements in sorted(around.items())
     )
-    return cpus, notes
 
 
 def _read_nodes(
@@ -327,18 +320,15 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
 
 
 def _kind(element: Element) -> str | None:
-    """Return the type of an object."""
     return element.attributes.get("type")
 
 
 def _info(element: Element, name: str) -> str | None:
-    """Return an info value of an object."""
     values = (entry.text("value") for entry in element.named("info") if entry.text("name") == name)
     return next(values, None)
 
 
 def _numbers(matrix: Element, tag: str) -> list[int]:
-    """Return the numbers in the elements of a name."""
     words = [word for part in matrix.named(tag) for word in "".join(part.texts).split()]
     if len(words) > MAX_NODES**2:
         raise matrix.error(f"{len(words)} numbers in <{tag}>; at most {MAX_NODES**2} are accepted")

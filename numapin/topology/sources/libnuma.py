@@ -61,7 +61,6 @@ def load() -> ctypes.CDLL:
 
 
 def _read_and_free(lib: ctypes.CDLL, mask: ctypes.c_void_p) -> CpuSet:
-    """Return a bitmask's members and free it."""
     address = ctypes.cast(mask, ctypes.c_void_p).value
     members = _members(address)
     lib.numa_bitmask_free(address)

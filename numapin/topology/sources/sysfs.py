@@ -1,7 +1,7 @@
 """CPUs, nodes, the cpuset, GPUs and NICs from /sys and /proc below any root directory.
 
-A machine with 256 CPUs takes some milliseconds: the files of a core, an L3 cache or a package are read for one of its
-CPUs only. Source: Documentation/ABI/stable/sysfs-devices-node; .../testing/sysfs-devices-system-cpu, sysfs-bus-pci and
+A machine with 256 CPUs takes some milliseconds: the files of a core or an L3 cache are read for one of its CPUs only.
+Source: Documentation/ABI/stable/sysfs-devices-node; .../testing/sysfs-devices-system-cpu, sysfs-bus-pci and
 sysfs-class-net; admin-guide/cgroup-*/cpusets; admin-guide/acpi/cppc_sysfs.rst. Slingshot:
 docs/ABI/testing/sysfs-class-cxi and drivers/net/ethernet/hpe/ss1 of https://github.com/HewlettPackard/shs-cxi-driver.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from dataclasses import replace
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Final
@@ -22,7 +21,6 @@ from numapin.errors import MachineError
 from numapin.system.cgroup import cpuset_of, own_cgroups
 from numapin.system.tree import CAPTURE, NODES, Tree
 from numapin.topology.address import pci_address
-from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.model import CpuSpeed, NodeSource, Pcie
 from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (
@@ -32,7 +30,6 @@ from numapin.topology.readings import (
     NodeReading,
     PciReading,
     Readings,
-    distinct_packages,
     gbit_s,
     hexadecimal,
     is_network,
@@ -81,7 +78,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     online &= CpuSet(present)
     if not online:
         raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
-    cpus, package_notes = _read_cpus(tree, online)
+    cpus = _read_cpus(tree, online)
     cores = sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
     pci, fabric = read_drivers(tree, tuple(_read_pci(tree, online)))
     names_on_pci = {nic.name for device in pci for nic in device.interfaces}
@@ -104,8 +101,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         fabric=fabric,
         gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
-        notes=package_notes,
-        speeds=read_speeds(tree, cores),
+        speeds=_read_speeds(tree, cores),
         allowed_known=None not in (allowed_cpus, allowed_nodes) or own_cpuset == ["/"],
     )
 
@@ -113,11 +109,10 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
 # --- CPUs and nodes --------------------------------------------------------------------------------------------------
 
 
-def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
-    """Return the CPUs, and notes on their packages."""
-    siblings, packages, caches = dict[int, CpuSet](), dict[int, CpuSet](), dict[int, CpuSet]()
+def _read_cpus(tree: Tree, online: CpuSet) -> tuple[CpuReading, ...]:
+    siblings, caches = dict[int, CpuSet](), dict[int, CpuSet]()
     in_order = sorted(online)
-    for groups, read in ((siblings, _siblings), (packages, _package_cpus), (caches, _l3)):
+    for groups, read in ((siblings, _siblings), (caches, _l3)):
         # A list is read for one CPU of each group. A CPU without a list, or with one that lacks it, has no group.
         left = set(online)
         for cpu in in_order:
@@ -126,34 +121,17 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
                 group = members & left
                 left -= group
                 groups.update(dict.fromkeys(group, group))
-    # The CPUs of each CPU's package as far as known: at least those of its core, or the CPU itself.
-    around = {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in in_order}
-    numbers = {
-        cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id")
-        for cpus in dict.fromkeys(around.values())
+    cores = {cpu: siblings.get(cpu) or CpuSet({cpu}) for cpu in in_order}
+    packages = {
+        core: tree.number(f"{_CPU}/cpu{min(core)}/topology/physical_package_id")
+        for core in dict.fromkeys(cores.values())
     }
-    # Of packages with the same number, those stay whose list the kernel confirms.
-    listed = list(dict.fromkeys(packages.values()))
-    num_with = Counter(numbers[cpus] for cpus in listed)
-    whole = {
-        cpus: numbers[cpus]
-        for cpus in listed
-        if num_with[numbers[cpus]] == 1 or _package_cpus(tree, f"{_CPU}/cpu{min(cpus)}") == cpus
-    }
-    distinct, notes = distinct_packages(whole)
-    numbers |= distinct
-    return tuple(
-        CpuReading(cpu, siblings.get(cpu), numbers[cpus], caches.get(cpu)) for cpu, cpus in around.items()
-    ), notes
+    return tuple(CpuReading(cpu, siblings.get(cpu), packages[core], caches.get(cpu)) for cpu, core in cores.items())
 
 
 def _siblings(tree: Tree, at: str) -> CpuSet | None:
     listed = tree.numbers(f"{at}/topology/thread_siblings_list", mask=f"{at}/topology/thread_siblings")
     return listed or tree.numbers(f"{at}/topology/core_cpus_list", mask=f"{at}/topology/core_cpus")
-
-
-def _package_cpus(tree: Tree, at: str) -> CpuSet | None:
-    return tree.numbers(f"{at}/topology/package_cpus_list", mask=f"{at}/topology/core_siblings")
 
 
 def _l3(tree: Tree, at: str) -> CpuSet | None:
@@ -194,9 +172,9 @@ def _numbered(tree: Tree, path: str, word: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def read_speeds(tree: Tree, cores: Sequence[CpuSet]) -> tuple[CpuSpeed, ...]:
+def _read_speeds(tree: Tree, cores: Sequence[CpuSet]) -> tuple[CpuSpeed, ...]:
     """Return the ratings of the CPUs of these cores, in the order of their lowest CPUs."""
-    perf, capacity = _ratings(tree, cores, FILES[PERF]), _ratings(tree, cores, FILES[CAPACITY])
+    perf, capacity = _ratings(tree, cores, "acpi_cppc/highest_perf"), _ratings(tree, cores, "cpu_capacity")
     alike: dict[tuple[int | None, int | None], list[int]] = {}
     for cpu in sorted({*perf, *capacity}):
         alike.setdefault((perf.get(cpu), capacity.get(cpu)), []).append(cpu)

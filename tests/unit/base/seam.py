@@ -23,7 +23,6 @@ from numapin.base.strict_json import decode, encode
 from numapin.base.text import counted, listed, not_none, without_none
 from numapin.cli.entry import read_line
 from numapin.cli.main import numapin
-from numapin.cli.run import OPTIONS, RunOptions, watching_of
 from numapin.rank import handover
 from numapin.system.tree import Tree
 from numapin.tasks.identify import find_task

@@ -19,18 +19,15 @@ from tests.unit.base.seam import (
     MAX_NICS,
     MAX_NODES,
     MAX_RANKS,
-    OPTIONS,
     CpuReading,
     CpuSet,
     NodeReading,
     PciReading,
     Readings,
-    RunOptions,
     build,
     find_task,
     numapin,
     read_line,
-    watching_of,
 )
 
 TOO_MANY = str(MAX_RANKS + 1)
@@ -124,11 +121,3 @@ def test_a_path_that_no_file_has_is_an_error_of_ours(
         bad += ["circle", "folder", "pipe"]
     for path in bad:
         assert refused(*(path if word == "PATH" else word for word in line.split()))
-
-
-@pytest.mark.parametrize("path", [LONG, "a\0b", "missing/below"])
-def test_the_report_of_a_run_is_checked_before_it_starts(path: str) -> None:
-    """The option goes through click here, and through `watching_of` there."""
-    command = click.Command("run", params=[*OPTIONS])
-    with pytest.raises((UsageError, click.ClickException)):
-        watching_of(RunOptions(**command.make_context("run", ["--report", path]).params), {})

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Final
@@ -141,10 +140,6 @@ def test_every_error_has_its_exit_status() -> None:
         assert (type(copy), copy.message, copy.hint) == (kind, "GPU 9 is not there", "numapin topo")
         assert str(copy) == "GPU 9 is not there\n  hint: numapin topo"
         assert str(kind("no CPU is left")) == "no CPU is left"
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the exit status is what a shell shows for the signal
-        stopped = pickle.loads(pickle.dumps(errors.Stopped(number)))  # noqa: S301 - our own bytes
-        assert (stopped.number, stopped.exit_code, stopped.hint) == (number, 128 + number, "")
-        assert stopped.message == f"stopped by {number.name}; no rank is running"
 
 
 # --- command lines without secrets: the lines of redacted.txt, and how they are shown --------------------------------

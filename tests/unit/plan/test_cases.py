@@ -32,9 +32,7 @@ def _outcome(case: Case) -> list[str]:
     try:
         return [*_described(case)]
     except NumapinError as error:
-        found = [f"{type(error).__name__}: {error.message}", f"hint: {error.hint}"]
-        error.use_hint_for_fixed_ranks()
-        return found + ([] if found[-1] == f"hint: {error.hint}" else [f"hint where the ranks are fixed: {error.hint}"])
+        return [f"{type(error).__name__}: {error.message}", f"hint: {error.hint}"]
 
 
 def _described(case: Case) -> Iterator[str]:

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import mmap
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -182,18 +181,6 @@ def test_other_threads_run_meanwhile() -> None:
         sys.setswitchinterval(interval)
         thread.join()
     assert has_run
-
-
-@pytest.mark.parametrize(("then", "output"), [("", "destroyed"), ("memory.keep_forever(thing)", "")])
-def test_what_is_kept_forever_outlives_python(then: str, output: str) -> None:
-    """An object that is kept is not destroyed when Python clears the modules, unlike others."""
-    code = (
-        "import os\nfrom numapin.system import memory\n"
-        "class Loud:\n    def __del__(self, write=os.write): write(1, b'destroyed')\n"
-        f"thing = Loud()\n{then}\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == output
 
 
 # --- placement -------------------------------------------------------------------------------------------------------

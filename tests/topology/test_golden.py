@@ -15,15 +15,14 @@ import pytest
 
 from numapin import Bind, Request, Topology, make_plan
 from tests.machines.compact import compact
-from tests.machines.roots import HERE, NAMES, describe, load, nccl_xml, nvml_readings, write_root
+from tests.machines.roots import HERE, NAMES, describe, load, nvml_readings, write_root
 from tests.recorded.screens import compare
-from tests.unit.topology.seam import (
+from tests.topology.seam import (
     PCI_ORDER,
     NodeSource,
     NvmlReadings,
     build,
     cpu_set,
-    nccl_nodes,
     read_hwloc,
     read_nccl,
     read_sysfs,
@@ -31,7 +30,7 @@ from tests.unit.topology.seam import (
 )
 
 if TYPE_CHECKING:
-    from tests.unit.topology.seam import Readings
+    from tests.topology.seam import Readings
 
 FILES = [(name, kind) for name in NAMES for kind in load(name).described]
 _READERS = {"hwloc": read_hwloc, "nccl": read_nccl}
@@ -42,11 +41,9 @@ MODES = (Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE, Bind.CORE_COMPLEX)
 def _readings(name: str) -> Readings:
     """Return the readings of a machine's tree, with those of NVML and NCCL's file."""
     machine = load(name)
-    xml = nccl_xml(machine)
-    nccl = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
     with TemporaryDirectory() as folder:
         from_sysfs = read_sysfs(write_root(machine, Path(folder)), source=name)
-    return from_sysfs._replace(nvml=nvml_readings(machine), nccl_nodes=nccl)
+    return from_sysfs._replace(nvml=nvml_readings(machine), nccl_nodes=machine.nccl_nodes)
 
 
 def _compare_with_golden(name: str, topology: Topology, requests: Iterable[Request]) -> None:

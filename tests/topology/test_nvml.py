@@ -19,12 +19,12 @@ import pytest
 
 from tests.nvml.fake import FakeGpu, render
 from tests.recorded.screens import compare
-from tests.unit.topology.seam import NvmlReading, NvmlReadings
+from tests.topology.seam import NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
 
-_SAMPLE = Path(__file__).parents[2] / "nvml" / "h200-x2-vm.nvml"
+_SAMPLE = Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml"
 # Reads once, or with each data file and log of calls of which standard input has the paths.
 _READ = """if True:
     import os, pickle, sys

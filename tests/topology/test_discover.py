@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from numapin import Allowed, Core, Gpu, Nic, Node, Package, Request, Topology, discover, make_plan
+from numapin import Core, Gpu, Nic, Node, Package, Request, Topology, discover, make_plan
 from numapin.errors import UsageError
 from tests.machines.grids import gpu, grid
-from tests.unit.topology.seam import CpuSet, NodeKind, NodeSource, reader, sysfs
+from tests.topology.seam import CpuSet, NodeKind, NodeSource, reader, sysfs
 
 HWLOC = '<topology version="2.0"><object type="Machine"><object type="PU" os_index="7"/></object></topology>'
 NCCL = '<system version="1"><cpu numaid="0" affinity="00000100"/></system>'
@@ -107,13 +107,3 @@ def test_invariants(make: Callable[[], object], message: str) -> None:
     """A topology that contradicts itself cannot be made."""
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_restrict_only_ever_takes_away() -> None:
-    """Restricting twice leaves the intersection; the machine itself stays whole."""
-    topology = grid()
-    once = topology.restrict(Allowed(cpus=CpuSet({0, 1, 99}), nodes=CpuSet({0})))
-    twice = once.restrict(Allowed(cpus=CpuSet({1, 2}), nodes=CpuSet({0, 1})))
-    assert once.allowed == Allowed(cpus=CpuSet({0, 1}), nodes=CpuSet({0}))
-    assert twice.allowed == Allowed(cpus=CpuSet({1}), nodes=CpuSet({0}))
-    assert replace(twice, allowed=topology.allowed) == topology

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.machines.roots import NAMES, describe, load, write_root
-from tests.unit.topology.seam import PCI_ORDER, CpuSet, build, cpu_set, read_hwloc, read_sysfs, xmlfile
+from tests.topology.seam import PCI_ORDER, CpuSet, build, cpu_set, read_hwloc, read_sysfs, xmlfile
 
 if TYPE_CHECKING:
     from numapin import Gpu, Nic, Topology
