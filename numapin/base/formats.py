@@ -55,8 +55,8 @@ def duration(seconds: float) -> str:
 
 
 def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
-    """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
-    if not num_done:
+    """Return the time left if the other runs take as long on average; "" before the first ends, and after the last."""
+    if num_done in (0, num_planned):
         return ""
     return f"about {duration(elapsed_s / num_done * (num_planned - num_done))} left"
 

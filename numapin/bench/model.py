@@ -167,7 +167,7 @@ class BenchVerdict:
 class BenchReport:
     """The results of a benchmark, with the command, machine and settings that they depend on.
 
-    `is_complete` is False if the benchmark was stopped early; `verdict` is None if the benchmark has no question.
+    `is_complete` is False if the benchmark was stopped early.
     """
 
     benchmark: str
@@ -176,7 +176,7 @@ class BenchReport:
     settings: Mapping[str, object]
     cases: tuple[CaseResult, ...]
     is_complete: bool = True
-    verdict: BenchVerdict | None = None
+    verdict: BenchVerdict
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""

@@ -46,8 +46,8 @@ class Contrast:
     doubt: str = ""
 
 
-def verdict_of(questions: Sequence[Question], cases: Sequence[CaseResult]) -> BenchVerdict | None:
-    """Answer the first question whose peers were both measured; None for a benchmark without a question."""
+def verdict_of(questions: Sequence[Question], cases: Sequence[CaseResult]) -> BenchVerdict:
+    """Answer the first question whose peers were both measured."""
     # Of several kinds of sweeps, such as directions of a copy, the first one counts, for each GPU and node.
     kinds = [case.group.partition(" ")[0] for case in cases if case.group is not None]
     if kinds:
@@ -62,8 +62,6 @@ def verdict_of(questions: Sequence[Question], cases: Sequence[CaseResult]) -> Be
         if found:
             joined = {name: _joined(contrasts) for name, contrasts in found.items()}
             return _answer(question, joined, is_sweep=bool(kinds))
-    if not questions:
-        return None
     own, against = questions[0].own[0], questions[0].against
     subject = questions[0].subject.replace("{own}", own)
     text = f"{subject}: {BenchAnswer.UNKNOWN}: {own} and {against} were not both measured"

@@ -255,8 +255,7 @@ def compare(
 
     report = report_now(is_complete=True)
     writer.show(report)
-    if report.measured:
-        writer.write(report)
+    writer.write(report)
     if len(report.measured) < 2:
         what = "every variant failed"
         if report.measured:

@@ -81,11 +81,10 @@ class Pace:
         self.num_entered += 1
 
     def leave_loader(self, now_s: float) -> None:
-        """Count the time again."""
-        was_entered = self.num_entered > 0  # else before the recording
-        self.num_entered = max(self.num_entered - 1, 0)
-        if was_entered and not self.num_entered and self.last_s is not None:
+        """Count the time again. A loader may have been entered before the recording; then the time does count."""
+        if self.num_entered == 1 and self.last_s is not None:  # first: a signal handler calls `overdue`
             self.last_s += now_s - max(self.entered_s, self.last_s)
+        self.num_entered = max(self.num_entered - 1, 0)
 
     @property
     def limit_s(self) -> float:

@@ -48,9 +48,7 @@ def bench_table(report: BenchReport, columns: Sequence[Column], legend: str) -> 
     left_out = list(_left_out(report.cases))
     if left_out:
         parts += [Text(), *(Constrain(Text(line), _WIDTH) for line in left_out)]
-    if report.verdict is not None:
-        parts += [Text(), Text(report.verdict.text, style="bold")]
-    return Group(*parts)
+    return Group(*parts, Text(), Text(report.verdict.text, style="bold"))
 
 
 def _case_table(case: CaseResult, columns: Sequence[Column]) -> Table:

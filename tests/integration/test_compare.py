@@ -124,13 +124,14 @@ class TestFailures:
         assert len(pids(tmp_path)) == 2
 
     def test_if_all_fail_one_error_says_why(self, tmp_path: Path) -> None:
-        """Each reason is said once, and the report shows the last lines of every variant's output."""
+        """Each reason is said once; the report, whose file is final, shows the last lines of every variant's output."""
         broken = script(tmp_path, "import sys; sys.exit('no such dataset')")
         idle = script_with_stand_in(
             tmp_path, "from torch.optim import Optimizer; Optimizer().step(); print('stepped once')"
         )
-        done = compare("--a", command(broken), "--b", command(idle))
+        done = compare("--a", command(broken), "--b", command(idle), "--output", str(tmp_path / "report.json"))
         assert done.status == 1
+        assert json.loads((tmp_path / "report.json").read_text())["is_complete"]
         assert done.err.count("numapin: error:") == 1
         assert "every variant failed" in done.err
         assert "--logs" in done.err

@@ -109,8 +109,11 @@ def test_a_file_gets_no_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("done", "planned", "elapsed_s", "words"),
-    [(0, 10, 5.0, ""), (2, 10, 20.0, "about 80 s left"), (1, 721, 5.0, "about 1 h 00 min left")],
+    [(0, 10, 5.0, ""), (10, 10, 5.0, ""), (2, 10, 20.0, "about 80 s left"), (1, 721, 5.0, "about 1 h 00 min left")],
 )
 def test_time_left(done: int, planned: int, elapsed_s: float, words: str) -> None:
-    """It is unknown before the first run has ended; then the runs to come take as long as those before, on average."""
+    """It is unknown before the first run has ended; then the runs to come take as long as those before, on average.
+
+    After the last one it is not mentioned.
+    """
     assert left_in_words(done, planned, elapsed_s) == words

@@ -128,6 +128,7 @@ def reports() -> dict[str, CompareReport]:
             pair()[:5] + with_results(pair()[5:], steps_s=(0.1,) * 30, num_ranks=3)
         ),
         "busy": report_on(pair(other_cpus=4.0)),
+        "more repeats would tell": report_of({"torchrun": [0.1] * 5, "numapin": (0.09, 0.1, 0.11, 0.1, 0.097)}),
         "not settled, stopped early": replace(report_on(pair()[:5] + changing), is_complete=False),
     }
 

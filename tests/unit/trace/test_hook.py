@@ -47,6 +47,16 @@ def test_a_loader_with_workers(tracer: tracing.Tracer, num_workers: int) -> None
     assert len(tracer.notes.ends) == (num_workers > 0)
 
 
+def test_epochs_are_noted(tracer: tracing.Tracer) -> None:
+    """An epoch has the number of its loader; a loader that has the id of one that is gone is another one."""
+    one, other = SimpleNamespace(), SimpleNamespace()
+    for loader, num_workers in ((one, 2), (other, 0), (one, 2), (other, 4)):
+        loader.num_workers = num_workers
+        tracer.notes.iterated(cast("Any", loader), object(), 0, 1)
+    assert [found["num_workers"] for found in tracer.notes.loaders.values()] == [2, 0, 4]
+    assert [number for number, _, _ in tracer.notes.epochs] == [0, 0, 2]
+
+
 def test_the_scripts_own_code() -> None:
     """A function is the script's own in any folder but those of numapin, packages and the standard library."""
     package = str(Path(hook.__file__).parents[1])
