@@ -101,12 +101,7 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
     try:
         return packer.pack(number, batch)
     except Exception:  # a user's __reduce__ may raise anything
-        error = batch if isinstance(batch, ExceptionWrapper) else ExceptionWrapper(where=where)
-    try:
-        return packer.pack(number, error)
-    except Exception:  # its class cannot be imported; the text names it
-        error.exc_type = RuntimeError
-        return packer.pack(number, error)
+        return packer.pack(number, ExceptionWrapper(where=where))
 
 
 @dataclass(slots=True, eq=False)
@@ -455,6 +450,11 @@ class Packer(ForkingPickler):
             is_usual = array.flags.forc and array.flags.writeable and array.dtype.byteorder not in "<>"  # "=" is native
             # Others stay in the pickle, which makes them writable, contiguous and native, as from torch.
             return _UNCHANGED if is_usual else array.__reduce__()
+        if type(thing) is ExceptionWrapper:  # also beside the state of torchdata's worker
+            try:
+                pickle.dumps(thing.exc_type)
+            except Exception:  # its class cannot be imported; the text names it
+                thing.exc_type = RuntimeError
         if self.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
         return _UNCHANGED

@@ -146,7 +146,11 @@ class Pool:
             self._forgotten[head.worker].append(head.slot)  # it has the slot mapped
             raise
         if not slot.is_settled:
-            self._settling.begin(slot)
+            try:
+                self._settling.begin(slot)
+            except RuntimeError:  # no thread can be started: the batch gets the error
+                self._give_up(slot)
+                raise
         return slot
 
     # --- slots come back ---------------------------------------------------------------------------------------------

@@ -214,7 +214,8 @@ class Stacker:
             waits = [self._pool.submit(other).result for other in others]
         except RuntimeError:  # no thread can be started, but the work is queued: another thread would do it too late,
             self._pool.shutdown()  # when the batch may have been sent
-            raise
+            self._num_threads = 1
+            return self.stack(batch, out)
         try:
             first()
         finally:

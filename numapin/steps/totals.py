@@ -1,7 +1,7 @@
 """The steps of a process's loops, and the time they wait for batches, published for other processes.
 
 The totals are in a memfd. A process with the right to inspect this one finds it among its descriptors. A memfd leaves
-nothing behind, works for jobs of any launcher, and costs well under a microsecond per step.
+nothing behind, works for jobs of any launcher, and costs about a microsecond per step.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ class Totals:
             os.close(self._descriptor)
             self._page = None
 
-    def add(self, *, waited_s: float, stepped_s: float, num_steps: int = 1, num_bytes: int = 0) -> None:
-        """Add steps, and the bytes that arrived since the steps before them."""
+    def add(self, *, waited_s: float, stepped_s: float, num_bytes: int = 0) -> None:
+        """Add a step, and the bytes that arrived since the step before it."""
         with self._lock:
             self._waited_s += waited_s
             self._stepped_s += stepped_s
-            self._num_steps += num_steps
+            self._num_steps += 1
             self._num_bytes += num_bytes
             if self._page is not None:
-                _LAYOUT.pack_into(self._page, 0, self._waited_s, self._stepped_s, self._num_steps, self._num_bytes)
+                packed = _LAYOUT.pack(self._waited_s, self._stepped_s, self._num_steps, self._num_bytes)
+                self._page[: _LAYOUT.size] = packed  # at once: beside pack_into, one read in twenty saw zeros or halves
 
 
 _totals: dict[int, Totals] = {}

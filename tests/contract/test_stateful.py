@@ -119,6 +119,7 @@ def test_takes_the_path() -> None:
     ("dataset", "options", "expected"),
     [
         (items(bad=5, act=Raise(KeyError, (5,))), {}, "KeyError: 5"),
+        (items(bad=5, act=Raise(type("Own", (Exception,), {}), ("of no module",))), {}, "Own: of no module"),
         (
             items(bad=3, act=lambda: Reduced(Raise(ValueError, ("not to be sent",)))),
             {"collate_fn": list},
@@ -127,7 +128,7 @@ def test_takes_the_path() -> None:
         (items(), {"worker_init_fn": Raise(RuntimeError, ("no worker today",))}, "no worker today"),
         (items(bad=6, act=kill_worker), {}, "DataLoader worker (pid"),
     ],
-    ids=["item", "unsendable", "start", "killed"],
+    ids=["item", "class", "unsendable", "start", "killed"],
 )
 def test_errors(dataset: Any, options: dict[str, Any], expected: str) -> None:
     """An error of the dataset, of sending, of a worker's start, or a worker's death is raised, and ends the workers."""

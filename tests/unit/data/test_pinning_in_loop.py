@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import numapin
+from tests.contract.datasets import Raise
 from tests.contract.describe import assert_same, describe
 from tests.contract.zoo import Pinnable
 from tests.cuda.fake import FakeCuda, pinning
@@ -176,6 +177,20 @@ def test_slots_that_cannot_be_pinned(fake: FakeCuda, why: str, note: str) -> Non
         assert note in " ".join(loader.stats().notes)
         assert fake.registered_bytes() == 0
         del batches
+
+
+@pytest.mark.usefixtures("fake")
+def test_without_a_thread_that_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches in new slots get the error, and their slots do not pile up; the next epoch is like any other."""
+    with load(persistent_workers=True) as loader:
+        iterator = iter(loader)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", Raise(RuntimeError, ("can't start new thread",)))
+            for _ in range(NUM_BATCHES):
+                with pytest.raises(RuntimeError, match="can't start new thread"):
+                    next(iterator)
+        assert loader.stats().slots == 0
+        assert wrong_ones(list(loader), 0) == []
 
 
 @pytest.mark.usefixtures("fake")

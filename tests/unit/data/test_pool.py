@@ -371,6 +371,12 @@ class TestLending:
             assert pressing() is None
             assert (loop.num_on_loan(), loop.num_free()) == (0, 1)
 
+    def test_slots_go_round_last_released_first(self, loop: Loopback) -> None:
+        """A loop that keeps nothing reuses one slot, which stays in the cache, even if it once kept more."""
+        kept = [lent(loop, BATCH) for _ in range(3)]
+        del kept
+        assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
+
     def test_what_dead_workers_held_is_taken_back(self, loop: Loopback) -> None:
         """Slots that the loop still refers to stay on loan; the others are free for the next workers."""
         kept = [lent(loop, BATCH) for _ in range(4)]
@@ -407,6 +413,18 @@ def test_a_loop_that_runs_far_ahead_waits_for_the_gpu(pinned: Loopback, fake_cud
     assert len(pinned.pool.quarantine) == 5
     fake_cuda.set(hold_events=0)
     pinned.pool.reclaim()
+    assert pinned.num_on_loan() == 0
+
+
+def test_a_loop_goes_on_as_soon_as_the_gpu_does(
+    pinned: Loopback, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks often, and does not wait for the rest of its time."""
+    monkeypatch.setattr(seam.pool, "_CATCH_UP_S", 60)
+    monkeypatch.setattr(time, "sleep", lambda _: fake_cuda.pass_events())
+    fake_cuda.hold_events()
+    batches = [lent(pinned, BATCH) for _ in range(5)]
+    batches.clear()
     assert pinned.num_on_loan() == 0
 
 

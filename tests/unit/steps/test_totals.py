@@ -80,6 +80,28 @@ def test_without_descriptors_or_files(limit: int) -> None:
     totals.close()
 
 
+_QUICK = """
+import os
+from numapin.steps.totals import totals_of
+totals = totals_of(os.getpid())
+print(flush=True)
+while True: totals.add(waited_s=1, stepped_s=1, num_bytes=1)
+"""
+
+
+def test_no_read_sees_half_a_step() -> None:
+    """A loop that steps as quickly as it can, read 10,000 times."""
+    with subprocess.Popen([sys.executable, "-c", _QUICK], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        descriptor = find_waited(process.pid)
+        assert descriptor is not None
+        found = [read_waited(process.pid, descriptor) for _ in range(10_000)]
+        process.kill()
+    assert not [each for each in found if each is None or each.waited_s != each.num_bytes]
+    assert found == sorted(found, key=lambda each: each.num_steps if each else 0)
+
+
 _INTERRUPTED = """
 import os, signal
 from numapin.steps.totals import totals_of
@@ -102,7 +124,7 @@ def test_a_signal_handler_may_take_batches() -> None:
 
 
 def test_the_last_steps_of_an_epoch_are_published() -> None:
-    """Steps are published in groups; none is missing after the last batch of an epoch, or after `break`."""
+    """None is missing after the last batch of an epoch, or after `break`."""
 
     def num_published() -> int:
         totals_of(os.getpid())
