@@ -158,7 +158,7 @@ def test_a_long_record_is_cut_in_the_middle(run: Callable[..., Ended]) -> None:
         f"import sys\nsys.setrecursionlimit(9999)\n{CALLS}def f900():\n    raise ValueError('x' * 200_000)\nf0()\n"
     )
     assert done.text.startswith('Traceback (most recent call last):\n  File "')
-    parts = ("in <module>\n    f0()\n", "in f900\n    raise ValueError('x' * 200_000)\n", "ValueError: x", " left out]")
+    parts = ("in <module>\n    f0()\n", "in f900\n    raise ValueError('x' * 200_000)\n", "ValueError: x", "  [")
     assert [part for part in parts if part not in done.text] == []
     assert len(done.text) < (1 << 16) + 100
 
