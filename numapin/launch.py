@@ -173,8 +173,8 @@ def _watch(ranks: Sequence[StartedRank], job: Job, hosts: Hosts, mailbox: Mailbo
         if not running and not hosts.must_wait():
             return
         alarm.wait(_LOOK_S)
+        mailbox.deliver()  # also those that came just before a signal to end
         alarm.ring()
-        mailbox.deliver()
         for rank in running:
             rank.look()
         # The hosts come first: a rank may have failed because another host was stopped, which has said so before.

@@ -212,16 +212,21 @@ class TestEnds:
     """Ranks that fail, and signals to the launcher."""
 
     def test_two_sigterms(self, start: Callable[..., Job]) -> None:
-        """A second SIGTERM, which some schedulers send at once, does not cut the grace period short."""
+        """A second SIGTERM does not cut the grace period short, and the ranks get a SIGUSR1 that came at once before.
+
+        Some schedulers send them so.
+        """
         job = start(
-            "def save(*_): time.sleep(0.5); mark('saved'); sys.exit(0)\n"
+            "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+            "def save(*_): time.sleep(0.5); mark(f'saved{len(signal.sigpending())}'); sys.exit(0)\n"
             "signal.signal(signal.SIGTERM, save); mark('here'); time.sleep(300)\n"
         )
         job.await_marks("here", 2)
-        for _ in range(2):
-            job.process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)  # so that the kernel does not merge them
-        assert (job.wait(), job.err, len(job.marked("saved"))) == (*TERMINATED, 2)
+        for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
+            job.process.send_signal(number)
+        time.sleep(0.1)  # so that the kernel does not merge them
+        job.process.send_signal(signal.SIGTERM)
+        assert (job.wait(), job.err, len(job.marked("saved1"))) == (*TERMINATED, 2)
 
     def test_what_a_rank_started_has_the_grace_period(self, start: Callable[..., Job]) -> None:
         """The rank ends at once, as a shell does; its children save, in its process group or in one of their own."""

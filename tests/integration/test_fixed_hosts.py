@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -253,9 +255,12 @@ def test_a_port_in_use(folder: Path) -> None:
 
 
 def test_strangers_do_not_hold_up_the_roll_call(folder: Path) -> None:
-    """One says nothing, others say what no launcher says; those are told why they are refused."""
+    """One says nothing, others say what no launcher says; those are told why they are refused.
+
+    One that comes at the limit of open files is accepted later.
+    """
     job = Job(folder)
-    job.start(0)
+    launcher = job.start(0)
     job.await_listening()
     garbage = [
         *(b"GET / HTTP/1.0\r\n\r\n", b"\xff\xfe\n", b"- [1]\n", b"- " + b"[" * 4000 + b"\n", b"x" * 9000),
@@ -275,6 +280,11 @@ def test_strangers_do_not_hold_up_the_roll_call(folder: Path) -> None:
                 except ConnectionResetError:
                     continue  # it had sent more than was read
                 assert b'"refused"' in answer, text
+        limits = resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        with socket.create_connection(("127.0.0.1", job.port)):
+            time.sleep(0.2)
+            resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, limits)
         job.start(1)
         job.assert_ends(0, 0)
 

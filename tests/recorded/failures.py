@@ -117,7 +117,9 @@ ENDS: Final = {
     "Python left out frames": End(
         (ended(text="E: x", trace=f"{_CALLS}  [Previous line repeated 996 more times]\n{_CALL_B}"),)
     ),
-    "numapin left out frames": End((ended(text="E: x", trace=f"{_CALLS}  [12 entries left out]\n{_CALL_B}"),)),
+    "numapin cut a long traceback between two lines": End(
+        (ended(text="E: x", trace=f'{_CALLS}  [12 characters left out] ile "c.py", line 1, in c\n{_CALL_B}'),)
+    ),
     "the first of this host, and why": End(
         (ended(3, -11),), {"is_only_host": False, "why_first": "rank 0 failed 0.5 s before"}
     ),

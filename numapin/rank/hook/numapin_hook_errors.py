@@ -205,10 +205,10 @@ def _pythons_traceback(library: Sequence[str]) -> ModuleType:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return a text; of a longer one, the beginning and the end."""
+    """Return a text; of a longer one, the beginning and the end, joined by a line that is indented as frames are."""
     if len(text) <= most:
         return text
-    return f"{text[: most // 2]} [{len(text) - most} characters left out] {text[-(most // 2) :]}"
+    return f"{text[: most // 2]}  [{len(text) - most} characters left out] {text[-(most // 2) :]}"
 
 
 def _quoted(text: str) -> str:

@@ -67,7 +67,8 @@ def test_a_signal_waits_for_the_handler(
     mailbox.address({0: child.pid})
     signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
-    assert "SIGUSR1 is kept for rank 0 until a handler is installed" in capfd.readouterr().err
+    mailbox.deliver()
+    assert capfd.readouterr().err.count("SIGUSR1 is kept for rank 0 until a handler is installed") == 1
     assert child.poll() is None
     handles(child)
     mailbox.deliver()
@@ -95,19 +96,33 @@ def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
 def test_a_restart_gets_what_a_dead_rank_had_not(
     mailbox: signals.Mailbox, child: subprocess.Popen[str], *, comes_first: bool
 ) -> None:
-    """A rank that died did not get the signal, whether it was kept or arrived before the rank's successor."""
+    """A rank that died did not get the signal, whether it was kept or arrived before the rank's successor.
+
+    All restarted ranks get it, also that of a rank that had it.
+    """
+    handles(child)
     with subprocess.Popen(["sleep", "60"]) as former:
-        mailbox.address({0: former.pid})
+        mailbox.address({0: former.pid, 1: child.pid})
         if comes_first:
             signal.raise_signal(signal.SIGUSR1)
         former.kill()
     if not comes_first:
         signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
-    mailbox.address({0: child.pid})
-    handles(child)
+    assert line(child) == "took"
+    mailbox.address({0: os.getppid(), 1: child.pid})
     mailbox.deliver()
     assert line(child) == "took"
+    assert mailbox._undelivered == {signal.SIGUSR1: {0}}
+
+
+def test_a_signal_that_is_to_end_the_job() -> None:
+    """One of --signals-to-handle that came before these were known ends the launcher."""
+    code = (
+        "import signal; from numapin.rank import signals as mail; mailbox = mail.open_mailbox(); "
+        "signal.raise_signal(signal.SIGUSR1); mailbox.leave({signal.SIGUSR1})"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGUSR1
 
 
 @needs_root
