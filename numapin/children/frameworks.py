@@ -1,6 +1,7 @@
 """Frameworks that bind their own processes: what switches this off, and what switches it on.
 
-What binds a process before it sets its device, such as numactl, is not listed: numapin replaces that.
+Options that bind a process before it sets its device, such as vLLM's --numa-bind, are not listed: numapin replaces that
+binding.
 
 A new framework is a row of FRAMEWORKS, with its source, and a row of the table in docs/guides/frameworks.md, which has
 the versions that were read.

@@ -100,7 +100,7 @@ def report_frameworks(plan: ChildTable) -> None:
     if plan.strict and problems:
         _end_strictly(f"cannot be bound: {'; '.join(problems)}")
     for text in problems:
-        _say_once(plan.run, f"warning: {text}; unset the variable")
+        _say_once(plan.run, f"warning: {text}; unset the variable, or leave out the option that sets it")
 
 
 def report_surprises(plan: ChildTable, taken: TakenGpus) -> None:

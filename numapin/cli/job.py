@@ -342,9 +342,9 @@ class _EngineCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note the words, then parse them. Raises UsageError for one that no script or manifest can contain."""
-        for word in args:
-            if _NOT_TEXT.search(word):
-                raise UsageError(f"{word!r} is not text that a script can contain", "write it in UTF-8")
+        not_text = next(filter(_NOT_TEXT.search, args), None)
+        if not_text is not None and not ctx.resilient_parsing:  # a line that is being completed needs no script
+            raise UsageError(f"{not_text!r} is not text that a script can contain", "write it in UTF-8")
         words = without_secrets(["numapin", "job", ctx.info_name or "", *args])
         ctx.meta[_WRITTEN_BY] = f"Written by numapin {__version__}: {formats.quote_all(words)}"
         return super().parse_args(ctx, args)

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -191,7 +192,8 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
     _make_folders(outer, folder, settings)
     environ = hook_env.steps_environment(settings.to_text(), os.environ, variable=hook_env.TRACE_VARIABLE)
     unblocked = FORWARDED if subfolder is None else ()  # our launcher handles what `cli.entry` holds back
-    stdout = 2 if options.as_json else None
+    stderr = subprocess.DEVNULL if sys.stderr is None else 2  # the parent process may have closed it
+    stdout = stderr if options.as_json else None
     try:
         process = start_below(command, {**os.environ, **environ}, stdout=stdout, unblocked=unblocked)
     except OSError as error:

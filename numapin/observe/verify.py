@@ -277,7 +277,7 @@ def _threads(seen: _Seen, off: Mapping[int, OffPlan]) -> Iterator[VerifyFinding]
             process, thread = group[0]
             threads = f"{counted(len(group), 'thread')} {thread.name!r}"
             what = f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}"
-            yield _finding(what, _where_threads(group), _remedy(seen, *group[0], is_outside=True))
+            yield _finding(what, _where_threads(group), _remedy(seen, process, thread, is_outside=True))
 
     # Workers that inherited the main thread's CPUs are in its finding. A worker_init_fn may give each CPUs of its own.
     groups: dict[bool, list[_Found]] = {}
@@ -329,8 +329,8 @@ def _remedy(  # noqa: PLR0911 - one return per cause
     was_cut = applied is not None and applied.get("cpus") == str(thread.cpus)  # when the rank was bound
     if not is_outside and (excludes or was_cut):
         return (
-            "the cpuset of the rank lacks planned CPUs: give it the others, or start the job again, which plans with "
-            f"what it may use; see: cat /proc/{rank.pid}/cgroup"
+            "the cpuset of the rank lacks planned CPUs, or did at the start: give it the others, or start the job "
+            f"again, which plans with what it may use; see: cat /proc/{rank.pid}/cgroup"
         )
     if process.role is Role.WORKER:
         return "the worker_init_fn, or a library that the dataset imports, sets the affinity: remove that call"

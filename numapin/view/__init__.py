@@ -16,5 +16,5 @@
     bench_table.py    the figures of a benchmark
     machine.py        PCIe tree, GPU links, the places of ranks, and facts as short texts
     picture.py        a machine as SVG
-    page.py           the same as HTML, with a table of ranks
+    page.py           the same as HTML, with the plan as text
 """

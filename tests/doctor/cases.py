@@ -108,7 +108,11 @@ FILES = (
     Case("shmem-huge-pages", "advise", {f"{THP}/shmem_enabled": "always within_size [advise] never deny force"}),
     Case("shmem-huge-pages", "deny", {f"{THP}/shmem_enabled": "always within_size advise never [deny] force"}),
     Case("governor", "performance", {f"{CPU0}/scaling_governor": "performance"}),
-    Case("governor", "powersave", {f"{CPU0}/scaling_governor": "powersave"}),
+    Case(
+        "governor",
+        "powersave on one CPU",
+        {f"{CPU0}/scaling_governor": "performance", f"{CPU0}/../../cpu1/cpufreq/scaling_governor": "powersave"},
+    ),
     Case("governor", "no file on a live kernel", answers={}),
     Case("kernel", "not shown"),
     Case("kernel", "5.15", {"proc/sys/kernel/osrelease": "5.15.0-1-generic"}),

@@ -368,7 +368,7 @@ class TestRefusals:
         ("options", "status", "problem"),
         [
             (("--nic-env", "ucx"), 2, "--children and --nic-env cannot be combined"),
-            (("--gpus", "9"), 2, "--gpus"),
+            (("--gpus", "9"), 2, "hint: --gpus lists GPUs"),  # not: --nproc-per-node 9
             (("--", ""), 2, "the command is empty"),
             ((), 4, "no GPU is visible"),
         ],

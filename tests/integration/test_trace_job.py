@@ -118,6 +118,12 @@ def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
         assert (done.status, "nosuchcmd cannot be started: No such file" in done.err) == (2, True), done.err
 
 
+def test_json_without_stderr(tmp_path: Path) -> None:
+    """If stderr is closed, the command starts all the same; its own output is dropped."""
+    done = call("sh", "-c", f"{' '.join(NUMAPIN)} trace --json -- touch started 2>&-", cwd=tmp_path)
+    assert (done.status, Path(tmp_path, "started").exists()) == (1, True)
+
+
 # --- advice, each provoked by a script -------------------------------------------------------------------------------
 
 EPOCHS = (

@@ -167,6 +167,7 @@ def test_a_framework_that_binds_itself(module: str, rank: str, said: str, tmp_pa
         TLLM_NUMA_AWARE_WORKER_AFFINITY="True",
         NRL_DISABLE_NUMA_BINDING="0",
         SGLANG_AUTO_NUMA_BIND="0",
+        SGLANG_SET_CPU_AFFINITY="no",
     )
     assert ran.status == 5 * strict, ran.err
     lines = [line for line in ran.err.splitlines() if "TensorRT-LLM" in line or "NeMo" in line or "SGLang" in line]

@@ -24,6 +24,11 @@ def test_candidates_are_the_recorded_ones() -> None:
     compare_answers(Path(__file__).with_name("completions.txt"), answer)
 
 
+def test_words_of_any_bytes() -> None:
+    """A word that no job script can contain does not end the completion of the others."""
+    assert complete(numapin, ["job", "slurm", "--setup", "\udcff", "--outp"]).words[0][0] == "--output"
+
+
 def test_descriptions_are_short() -> None:
     """Each option has one visible line, which "e.g." does not end."""
     found = dict(complete(numapin, ["run", "--"]).words)

@@ -178,6 +178,7 @@ CASES: Final = {
     "a cpuset that did not allow more at the start is named": _report(
         _rank("4-5", "4-5"), applied={**APPLIED, "cpus": "4-5"}
     ),
+    "no cpuset moves a thread off the plan": _report(_rank("4-5", "3-4"), cpuset="0-5"),
     "NCCL narrows a main thread that has CPUs of other nodes": _with_nccl("2.29.7", Bind.SOCKET, cpus="4-5"),
     "the same NCCL is not the cause where the plan has the CPUs of one node": _with_nccl(
         "2.29.7", Bind.NODE, cpus="4-5"
