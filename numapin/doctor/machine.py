@@ -30,6 +30,7 @@ from numapin.doctor.check import (
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.model import NodeSource, Pcie
 from numapin.topology.nics import NicKind
+from numapin.topology.readings import pcie_generation, pcie_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -214,31 +215,43 @@ def swap(host: Host) -> Result:
 
 @check(
     "pcie-link",
-    where="nvmlDeviceGetCurrPcieLink*, /sys/bus/pci/devices/*/{current,max}_link_*",
+    where="nvmlDeviceGetCurrPcieLink*, /sys/bus/pci/devices/*/{current,max}_link_*, also of the port above the GPU",
     why="Half the lanes, or one PCIe generation less, halves the rate at which batches can be copied to the GPU.",
 )
 def pcie_link(host: Host) -> Result:
-    """Find GPUs whose link is slower than they support."""
+    """Find GPUs whose link is slower than they support, because of the slot or at the moment."""
     if not host.topology.gpus:
         return ok("no GPU")
     gpus = [gpu for gpu in host.topology.gpus if gpu.pcie != Pcie()]
     if not gpus:
         return unknown("the links of the GPUs are unknown")
 
+    def is_below(link: tuple[int | None, int | None], other: tuple[int | None, int | None]) -> bool:
+        return any(a is not None and b is not None and a < b for a, b in zip(link, other, strict=True))
+
     def shown(link: tuple[int | None, int | None]) -> str:
         gen, width = ("?" if number is None else number for number in link)
         return f"PCIe {gen} x{width}"
 
-    slow = []
+    slow_slots, slow_links = [], []
     for gpu in gpus:
         now, best = (gpu.pcie.gen, gpu.pcie.width), (gpu.pcie.max_gen, gpu.pcie.max_width)
-        if any(a is not None and b is not None and a < b for a, b in zip(now, best, strict=True)):
-            slow.append(f"{gpu.label} runs at {shown(now)} instead of {shown(best)}")
-    if slow:
+        port = f"{_PCI}/{gpu.pci}/.."  # a device's entry is a link, so `..` leads to the port above it
+        slot: tuple[int | None, int | None] = (None, None)
+        if gpu.pci:
+            speed, width = host.tree.text(f"{port}/max_link_speed"), host.tree.number(f"{port}/max_link_width")
+            slot = (pcie_generation(speed), pcie_width(width))
+        is_made_up_by_hypervisor = is_below(slot, now)
+        if is_below(slot, best) and not is_made_up_by_hypervisor:
+            slow_slots.append(f"{gpu.label} supports {shown(best)}, but its slot only {shown(slot)}")
+        if is_below(now, best):
+            slow_links.append(f"{gpu.label} runs at {shown(now)} instead of {shown(best)}")
+    if slow_slots:
+        return warning("; ".join(slow_slots), remedy="move the card to a faster slot (LnkCap in: sudo lspci -vv)")
+    if slow_links:
         return note(
-            f"{'; '.join(slow)}; idle GPUs lower their link, so check again while a job runs",
-            remedy="nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv; if it stays: a "
-            "slot for the card that is as fast (LnkCap in: sudo lspci -vv)",
+            f"{'; '.join(slow_links)}; idle GPUs lower their link, so check again while a job runs",
+            remedy="nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
         )
     return ok(", ".join(sorted({shown((gpu.pcie.max_gen, gpu.pcie.max_width)) for gpu in gpus})))
 
@@ -322,15 +335,21 @@ def _huge_pages(host: Host, name: str, *, off: tuple[str, ...], on: str) -> Resu
 )
 def governor(host: Host) -> Result:
     """Find frequency governors that save power."""
-    words = (host.word(f"{_CPU}/cpu{cpu}/cpufreq/scaling_governor") for cpu in sorted(host.topology.cpus))
+    cpus = sorted(host.topology.cpus)
+    words = (host.word(f"{_CPU}/cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus)
     found = Counter(word for word in words if word and word.isidentifier())
     if not found:
         return host.absent("no frequency governor: the firmware or the hypervisor sets the clock")
-    what = ", ".join(f"{name} (CPUs: {count})" for name, count in sorted(found.items()))
-    if found.keys() == {"performance"}:
+    driver = host.word(f"{_CPU}/cpu{min(cpus, default=0)}/cpufreq/scaling_driver")
+    counts = ", ".join(f"{name} (CPUs: {count})" for name, count in sorted(found.items()))
+    what = f"{counts}, driver {driver}" if driver else counts
+    slow = found.keys() - {"performance"}
+    if not slow:
         return ok(what)
-    # A note: with the drivers of newer processors, each governor leaves the clock to the processor under load.
-    return note(what, remedy="sudo cpupower frequency-set -g performance")
+    # With these drivers, "powersave" leaves the clock to the processor, which raises it under load.
+    scales_by_itself = slow == {"powersave"} and driver in ("intel_pstate", "amd-pstate-epp")
+    severity = DoctorSeverity.NOTE if slow == {"schedutil"} or scales_by_itself else DoctorSeverity.WARNING
+    return Result(severity, what, "sudo cpupower frequency-set -g performance")
 
 
 @check(

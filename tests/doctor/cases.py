@@ -24,6 +24,7 @@ from tests.doctor.seam import (
 from tests.machines.grids import gpu, grid
 
 GPU = "sys/bus/pci/devices/0000:10:00.0"
+PORT = f"{GPU}/.."
 NODE1 = "sys/devices/system/node/node1"
 THP = "sys/kernel/mm/transparent_hugepage"
 CPU0 = "sys/devices/system/cpu/cpu0/cpufreq"
@@ -32,6 +33,11 @@ LOW = {"proc/self/limits": LIMITS.format("65536")}
 _STATUS = "Cpus_allowed_list:\t{}\nMems_allowed_list:\t{}\n"
 _SWAP = "MemTotal: 1000000 kB\nSwapTotal: 500000 kB\nSwapFree: {} kB\n"
 _IOMMU = {"sys/class/iommu/dmar0/name": ""}
+_NARROW_SLOT = {
+    f"{GPU}/current_link_width": "8",
+    f"{PORT}/max_link_width": "8",
+    f"{PORT}/max_link_speed": "32.0 GT/s PCIe",
+}
 _UNKNOWN_NODE = {f"{GPU}/numa_node": "-1", f"{GPU}/local_cpulist": "", f"{GPU}/local_cpus": "0"}
 
 
@@ -92,6 +98,8 @@ FILES = (
     Case("pcie-link", "not shown", machine=grid(gpus=[0])),
     Case("pcie-link", "an old generation", {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"}),
     Case("pcie-link", "half the lanes", {f"{GPU}/current_link_width": "8"}),
+    Case("pcie-link", "a narrow slot", _NARROW_SLOT),
+    Case("pcie-link", "a hypervisor's port, narrower than the link", {f"{PORT}/max_link_width": "1"}),
     Case("iommu", "translates", {**_IOMMU, f"{GPU}/iommu_group/type": "DMA-FQ"}),
     Case("iommu", "passes through", {**_IOMMU, f"{GPU}/iommu_group/type": "identity"}),
     Case("iommu", "passes through by the command line", {**_IOMMU, "proc/cmdline": "iommu=pt"}),
@@ -113,6 +121,8 @@ FILES = (
         "powersave on one CPU",
         {f"{CPU0}/scaling_governor": "performance", f"{CPU0}/../../cpu1/cpufreq/scaling_governor": "powersave"},
     ),
+    Case("governor", "pstate", {f"{CPU0}/scaling_governor": "powersave", f"{CPU0}/scaling_driver": "intel_pstate"}),
+    Case("governor", "schedutil", {f"{CPU0}/scaling_governor": "schedutil"}),
     Case("governor", "no file on a live kernel", answers={}),
     Case("kernel", "not shown"),
     Case("kernel", "5.15", {"proc/sys/kernel/osrelease": "5.15.0-1-generic"}),

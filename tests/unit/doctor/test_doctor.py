@@ -17,7 +17,7 @@ import pytest
 
 from numapin import Nic, Topology
 from numapin.errors import UsageError
-from tests.doctor.cases import CPU0, GPU, NODE1, THP
+from tests.doctor.cases import CPU0, GPU, NODE1, PORT, THP
 from tests.doctor.given import CALLS, examined, live, machine, put
 from tests.doctor.seam import DoctorFinding
 from tests.machines.grids import gpu, grid
@@ -30,7 +30,7 @@ from tests.unit.doctor.seam import live as reading
 FILES = {
     "proc/cmdline": "nodes",
     f"{GPU}/iommu_group/type": "iommu",
-    f"{GPU}/max_link_speed": "pcie-link",
+    f"{PORT}/max_link_speed": "pcie-link",
     "proc/self/limits": "memlock",
     "proc/meminfo": "swap",
     f"{NODE1}/meminfo": "node-memory",
@@ -38,6 +38,7 @@ FILES = {
     f"{THP}/enabled": "huge-pages",
     f"{THP}/shmem_enabled": "shmem-huge-pages",
     f"{CPU0}/scaling_governor": "governor",
+    f"{CPU0}/scaling_driver": "governor",
     "proc/sys/kernel/osrelease": "kernel",
     "proc/version": "kernel",
 }
