@@ -40,7 +40,8 @@ def watch(file: str, folder: str) -> None:
     """Record what ends this process's program. `folder` is that of this file.
 
     A wrapper may start one Python after another. One that fails replaces the record of the one before: the wrapper went
-    on after that. A record of torch's @record, which is of the same exception, is replaced by one with its exact time.
+    on after that. A record of torch's @record, which is of the same exception, is replaced by one with its exact time,
+    but for that of a torchrun that is itself the rank: it is the error of its first rank.
     """
     import atexit
     import faulthandler
@@ -57,10 +58,11 @@ def watch(file: str, folder: str) -> None:
     def record(error: BaseException) -> None:
         """Write the exception, once. Never raise."""
         nonlocal is_recorded
+        is_torchruns = type(error).__name__ == "ChildFailedError" and os.path.exists(file)
         now_s = time()
         for _ in range(_MOST_TRIES):
             try:
-                if not is_recorded:
+                if not (is_recorded or is_torchruns):
                     _write(file, _text_of(error, now_s, library))
                     is_recorded = True
                 break

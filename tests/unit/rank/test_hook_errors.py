@@ -96,6 +96,11 @@ PROGRAMS = {
     "a hook that does not leaves the record to the end": "import os, sys\n"
     "sys.excepthook = lambda *_: print(os.path.exists('error.json'), file=sys.stderr)\n"
     "raise ValueError(7)\n",
+    "a torchrun that is the rank has written what its own rank raised": "import json, time\n"
+    "class ChildFailedError(Exception): pass\n"
+    "extra = {'py_callstack': 'what its rank raised\\n', 'time_s': time.time()}\n"
+    "with open('error.json', 'w') as file: json.dump({'message': {'message': 'what', 'extraInfo': extra}}, file)\n"
+    "raise ChildFailedError('a table')\n",
     # What a program has survived is not the reason for its exit status.
     "an error at a prompt": f"import code\ncode.InteractiveInterpreter().runsource('1 / 0')\n{_SURVIVED}",
     "an error that the program reports": "import sys\n"
