@@ -104,6 +104,7 @@ def test_an_event_of_a_stream(driver: Driver, memory: np.ndarray[Any, Any]) -> N
     stream = untyped.Stream()
     target = torch.zeros(NUM_BYTES, dtype=torch.uint8, device="cuda")
     driver.register(0, memory.ctypes.data, memory.nbytes)
+    target.sum()  # the first time, CUDA loads the kernel, which may take longer than the work below
     torch.cuda.synchronize()
 
     def copy_late() -> tuple[cuda.Event, ...]:
