@@ -28,7 +28,7 @@ MOST_MB_OF_SMALL: Final = 200
 ALLOWANCE: Final = 1.05  # some cases are a little larger than asked for
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_files_are_answered_soon(tmp_path: Path) -> None:
     """With every view of a machine and every reader of a plan, in little memory; the time is the processor's.
