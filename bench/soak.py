@@ -154,7 +154,7 @@ class Soak:
         self.num_batches += 1
         self.num_bytes += values.nbytes
 
-    def _loader(self, dataset: Numbered, batch_size: int, **options: Any) -> DataLoader[Any]:  # noqa: ANN401 - a loader's
+    def _loader(self, dataset: Numbered, batch_size: int, **options: Any) -> DataLoader[Any]:  # noqa: ANN401
         if self._device.type == "cuda" and "pin_memory" not in options:
             options["device"] = self._device
         return numapin.DataLoader(

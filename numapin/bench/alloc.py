@@ -171,7 +171,8 @@ def _ways() -> dict[str, Way]:
     def empty_pool(_num_bytes: int) -> None:
         """Return all of torch's free pinned memory to CUDA. The function's name depends on torch's version."""
         torch.cuda.synchronize()  # a block is free only after all copies from it
-        empty = getattr(torch._C, "_host_emptyCache", None) or getattr(torch._C, "_accelerator_emptyHostCache", None)  # noqa: SLF001
+        known = torch._C  # noqa: SLF001
+        empty = getattr(known, "_host_emptyCache", None) or getattr(known, "_accelerator_emptyHostCache", None)
         if empty is None:
             raise MachineError("this version of torch cannot empty its pool of pinned memory", "use torch 2.9 or later")
         empty()

@@ -35,7 +35,7 @@ class _Expected(MachinePath):
         if not value:
             self.fail("is empty; give a machine file, or counts such as gpus=8,nodes=2", param, ctx)
         path = str(super().convert(value, param, ctx))
-        if ("=" not in path and path != IDLE) or os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
+        if ("=" not in path and path != IDLE) or os.path.exists(path):  # noqa: PTH110 - Path's raises for long names
             return path
         try:
             return parse_expected(path)

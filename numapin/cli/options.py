@@ -73,7 +73,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
 class Seconds(click.FloatRange):
     """A number of seconds within a range; a range of click's also takes "nan", and "inf" if it has no upper bound."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - as in click
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
         """Return the number."""
         number = float(super().convert(value, param, ctx))
         if not isfinite(number):

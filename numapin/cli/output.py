@@ -125,7 +125,7 @@ def visible(renderable: RenderableType) -> RenderableType:
             elif isinstance(renderable, Table):
                 for column in renderable.columns:
                     column.header = visible(column.header)
-                    column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
+                    column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way
             else:
                 raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")
     return renderable

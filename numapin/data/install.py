@@ -90,7 +90,7 @@ def _take_over(cls: Any, package: str) -> None:
         iterator_of_it = iterator_of
     module = sys.modules.get(cls.__module__)
     if getattr(module, "warnings", None) is warnings:
-        module.warnings = SimpleNamespace(**{**vars(warnings), "warn": _warn})  # type: ignore[union-attr] # it has the name
+        module.warnings = SimpleNamespace(**{**vars(warnings), "warn": _warn})  # type: ignore[union-attr]
     torchs_own = cls._get_iterator
 
     def _get_iterator(self: _Loader) -> Any:

@@ -250,7 +250,7 @@ class LaneIterator(_TorchsIterator):
                     self._transform.forget()
                 self._lane.end(workers_are_gone=are_gone)
 
-    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:  # noqa: FBT001, FBT002
         super()._mark_worker_as_unavailable(worker_id, shutdown)
         if shutdown and self._lane.pool is not None:
             self._lane.pool.arrivals.discard()  # a worker waits if the socket has no room for its new slot

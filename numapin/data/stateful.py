@@ -114,7 +114,8 @@ class StatefulLaneIterator(LaneIterator, _StatefulMultiProcessingDataLoaderIter)
             data, sealed = data  # a tuple, or a list, which torch's pin thread may make of it
             state = pickle.loads(sealed)  # noqa: S301 - from our own worker
         try:
-            return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[call-arg, no-untyped-call]
+            follow = super(LaneIterator, self)._process_data
+            return follow(data, worker_id, state)  # type: ignore[call-arg, no-untyped-call]
         except BaseException:  # Ctrl-C, too
             self._num_failed += 1
             raise

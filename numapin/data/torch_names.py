@@ -138,7 +138,8 @@ def why_off(package: str = TORCH) -> str:
         return why_off()
     problem = _first_problem(package, _in_process)
     if not problem and package == TORCH and torch.version.cuda is not None:
-        problem = next((f"has no torch._C.{name}" for name in CUDA_NAMES if not hasattr(torch._C, name)), "")  # noqa: SLF001
+        missing = (name for name in CUDA_NAMES if not hasattr(torch._C, name))  # noqa: SLF001
+        problem = next((f"has no torch._C.{name}" for name in missing), "")
     return problem and f"{package} {sys.modules[package].__version__} {problem}"
 
 

@@ -350,7 +350,8 @@ class FixedHosts(Hosts):
                 self.run_id, self._names[0] = message.text("run_id"), _cut(message.text("name"))
                 first_rank, world_size, first_role_rank, role_size = (message.number(name) for name in _NUMBERS)
                 return self._place((first_rank, world_size, first_role_rank, role_size), address)
-            raise PeerRefused("other hosts are missing" if is_asked else "it is not a launcher of numapin")  # noqa: TRY301
+            why = "other hosts are missing" if is_asked else "it is not a launcher of numapin"
+            raise PeerRefused(why)  # noqa: TRY301
         except (ConnectionEnded, PeerRefused):
             self._connections.pop(0).close()
             raise

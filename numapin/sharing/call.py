@@ -29,7 +29,7 @@ _NO_MEMORY: Final = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.E
 _calls: Final = count(1)
 
 
-def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s: float = 1800.0) -> Any:  # noqa: ANN401
+def share(data: Any, *, name: str = "", placement: str = "interleave", timeout_s: float = 1800) -> Any:  # noqa: ANN401
     """Put data into memory that all ranks of this host and their DataLoader workers share; there is one copy of it.
 
     All ranks call it, in the same order. The first rank of the host makes the memory, and the call returns when every
